@@ -1,0 +1,546 @@
+"""Every mistake a user can make has a class here, and the class carries its own fix.
+
+This module is the one table the code and the documentation share: ``docs/errors.md`` is generated
+from it (``python tools/error_page.py``), and the test-suite executes each ``wrong`` snippet and
+expects exactly that class, then each ``right`` snippet and expects none.
+
+Two habits keep the messages useful. The template says what was given, what is allowed and how to
+fix it; and an error met while tracing an epilogue ends with the line of the author's function, not
+with a line of ours.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class CodettaError(Exception):
+    """Base of all errors raised on purpose by codetta.
+
+    Args:
+        where: ``file:line: source`` of the author's code, appended to the message when known.
+        fields: the values the class's ``template`` names.
+    """
+
+    template: ClassVar[str] = "{message}"
+    wrong: ClassVar[str] = ""
+    right: ClassVar[str] = ""
+
+    def __init__(self, where: str | None = None, **fields: Any) -> None:
+        self.where = where
+        self.fields = fields
+        message = self.template.format(**fields)
+        super().__init__(message if where is None else f"{message}\n  at {where}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild, (type(self), self.where, self.fields))
+
+
+def _rebuild(cls: type[CodettaError], where: str | None, fields: dict[str, Any]) -> CodettaError:
+    return cls(where, **fields)
+
+
+def catalogue() -> list[type[CodettaError]]:
+    """All concrete error classes of this module, in the order in which they are defined."""
+    found: list[type[CodettaError]] = []
+
+    def visit(cls: type[CodettaError]) -> None:
+        for sub in cls.__subclasses__():
+            ours = sub.__module__ == __name__
+            if ours and "template" in sub.__dict__ and sub not in found:
+                found.append(sub)
+            visit(sub)
+
+    visit(CodettaError)
+    return found
+
+
+# ------------------------------------------------------------------------ writing an epilogue
+class EpilogueError(CodettaError):
+    """A function given to ``@codetta.epilogue`` cannot become a Program."""
+
+
+class MissingAccumulator(EpilogueError, TypeError):
+    template = (
+        "the first parameter of epilogue {name!r} must be called `acc` (the accumulator tile); "
+        "it is {given}. Write `def {name}(acc, ...)`."
+    )
+    wrong = "@codetta.epilogue\ndef f(x, r: Col):\n    return x * r"
+    right = "@codetta.epilogue\ndef f(acc, r: Col):\n    return acc * r"
+
+
+class MissingAnnotation(EpilogueError, TypeError):
+    template = (
+        "operand {operand!r} of epilogue {name!r} has no annotation. Operand kinds are declared, "
+        "never guessed from shapes: annotate it with one of {allowed}."
+    )
+    wrong = "@codetta.epilogue\ndef f(acc, r):\n    return acc * r"
+    right = "@codetta.epilogue\ndef f(acc, r: Col):\n    return acc * r"
+
+
+class UnknownAnnotation(EpilogueError, TypeError):
+    template = (
+        "operand {operand!r} of epilogue {name!r} is annotated with {given}, which is no operand "
+        "kind. Use one of {allowed} (from codetta.language)."
+    )
+    wrong = "@codetta.epilogue\ndef f(acc, r: int):\n    return acc * r"
+    right = "@codetta.epilogue\ndef f(acc, r: Scalar):\n    return acc * r"
+
+
+class ReservedName(EpilogueError, ValueError):
+    template = (
+        "{what} {given!r} in {name!r} is not allowed: names must be identifiers, must not start "
+        "with `_`, `d_` or `saved_` (gradients and saved values use these), and must not be one "
+        "of {reserved}. Rename it."
+    )
+    wrong = "@codetta.epilogue\ndef f(acc, tile: Tile):\n    return acc + tile"
+    right = "@codetta.epilogue\ndef f(acc, residual: Tile):\n    return acc + residual"
+
+
+class UnusedOperand(EpilogueError, ValueError):
+    template = (
+        "operand {operand!r} of {name!r} does not reach any output, yet it would be loaded. "
+        "Use it or remove it."
+    )
+    wrong = "@codetta.epilogue\ndef f(acc, r: Col):\n    return acc * 2.0"
+    right = "@codetta.epilogue\ndef f(acc):\n    return acc * 2.0"
+
+
+class NoOutputs(EpilogueError, ValueError):
+    template = (
+        "epilogue {name!r} returned {given}. Return one value, or a dict of name to value with at "
+        "least one entry."
+    )
+    wrong = "@codetta.epilogue\ndef f(acc):\n    acc * 2.0"
+    right = "@codetta.epilogue\ndef f(acc):\n    return acc * 2.0"
+
+
+class BadOutput(EpilogueError, TypeError):
+    template = (
+        "output {output!r} of {name!r} is {given}. An output is a tile (stored) or a reduction of "
+        "one (rowsum, colsum, logsumexp, ...); {fix}."
+    )
+    wrong = "@codetta.epilogue\ndef f(acc, r: Col):\n    return {'x': acc * r, 'r': r * 2.0}"
+    right = "@codetta.epilogue\ndef f(acc, r: Col):\n    return {'x': acc * r}"
+
+
+class DataDependentBranch(EpilogueError, TypeError):
+    template = (
+        "a traced value has no truth value or number: the function is traced once, for all "
+        "elements ({what}). Use where(condition, a, b), minimum or maximum instead."
+    )
+    wrong = "@codetta.epilogue\ndef f(acc):\n    return acc if acc > 0 else acc * 0.0"
+    right = "@codetta.epilogue\ndef f(acc):\n    return where(acc > 0, acc, acc * 0.0)"
+
+
+class ForeignFunction(EpilogueError, TypeError):
+    template = (
+        "{function} cannot be applied to a traced value: programs are made of codetta.language "
+        "primitives only. Use {fix}."
+    )
+    wrong = "@codetta.epilogue\ndef f(acc):\n    return torch.exp(acc)"
+    right = "@codetta.epilogue\ndef f(acc):\n    return exp(acc)"
+
+
+class ForeignValue(EpilogueError, TypeError):
+    template = (
+        "{given} cannot be combined with a traced value. Allowed are Python numbers and values of "
+        "the same trace; a tensor must come in as an annotated operand."
+    )
+    wrong = "c = torch.ones(3)\n@codetta.epilogue\ndef f(acc):\n    return acc * c"
+    right = "@codetta.epilogue\ndef f(acc, c: Row):\n    return acc * c"
+
+
+class NotIterable(EpilogueError, TypeError):
+    template = (
+        "a traced value cannot be iterated, indexed or measured ({what}). Pairs are taken apart "
+        "with unpack(value, pairs), groups with group_sum(value, size)."
+    )
+    wrong = "@codetta.epilogue\ndef f(acc):\n    g, u = acc\n    return g * u"
+    right = "@codetta.epilogue\ndef f(acc):\n    g, u = unpack(acc)\n    return g * u"
+
+
+class WidthMismatch(EpilogueError, ValueError):
+    template = (
+        "{op} combines values of different widths: {given}. Widths are multiples of the "
+        "accumulator's N; bring both to one width with pack, unpack, group_sum or ungroup, or "
+        "declare the operand with that width, as in Tile(width=2)."
+    )
+    wrong = "@codetta.epilogue\ndef f(acc, c: Tile):\n    g, u = unpack(acc)\n    return g * u + c"
+    right = (
+        "@codetta.epilogue\ndef f(acc, c: Tile(width=0.5)):\n"
+        "    g, u = unpack(acc)\n    return g * u + c"
+    )
+
+
+class LayoutMismatch(EpilogueError, ValueError):
+    template = (
+        "{op} combines values of different pair layouts: {given}. They would lie in different "
+        "tiles; use one layout throughout."
+    )
+    wrong = (
+        "@codetta.epilogue\ndef f(acc):\n    g, u = unpack(acc, 'adjacent')\n"
+        "    a, b = unpack(acc, 'halves')\n    return g * b"
+    )
+    right = "@codetta.epilogue\ndef f(acc):\n    g, u = unpack(acc, 'adjacent')\n    return g * u"
+
+
+class BadPairLayout(EpilogueError, ValueError):
+    template = (
+        "{given!r} is no pair layout. Use 'adjacent' (columns 2j and 2j+1), 'halves' (j and "
+        "j + N/2) or 'halves:H' (j and j + H/2 within each head of H columns, H even)."
+    )
+    wrong = (
+        "@codetta.epilogue\ndef f(acc):\n    g, u = unpack(acc, 'interleaved')\n    return g * u"
+    )
+    right = "@codetta.epilogue\ndef f(acc):\n    g, u = unpack(acc, 'adjacent')\n    return g * u"
+
+
+class BadGroup(EpilogueError, ValueError):
+    template = "{op} with {given} is not possible: {reason}. {fix}"
+    wrong = "@codetta.epilogue\ndef f(acc):\n    return group_sum(acc, 0)"
+    right = "@codetta.epilogue\ndef f(acc):\n    return group_sum(acc, 4)"
+
+
+class ReducedValueInTile(EpilogueError, ValueError):
+    template = (
+        "{op} uses the result of a reduction together with a tile: {given}. A row or column is "
+        "spread over many tiles, so its reduction is known only after the last of them. Return the "
+        "reduction as an output and hand it to the GEMM that consumes the tile as a Col, Row or "
+        "Scalar operand (a row scale commutes with the next GEMM)."
+    )
+    wrong = "@codetta.epilogue\ndef f(acc):\n    return acc * rsqrt(rowsum(acc * acc))"
+    right = "@codetta.epilogue\ndef f(acc):\n    return {'x': acc, 'r': rsqrt(rowsum(acc * acc))}"
+
+
+class MixedReductions(EpilogueError, ValueError):
+    template = (
+        "{op} combines a reduction over rows with a reduction over columns: {given}. Return them "
+        "as two outputs."
+    )
+    wrong = "@codetta.epilogue\ndef f(acc):\n    return {'s': rowsum(acc) + colsum(acc)}"
+    right = "@codetta.epilogue\ndef f(acc):\n    return {'s': rowsum(acc), 't': colsum(acc)}"
+
+
+class BadReduction(EpilogueError, ValueError):
+    template = "{op} reduces tiles, it was given {given}. {fix}"
+    wrong = "@codetta.epilogue\ndef f(acc, r: Col):\n    return {'x': acc, 's': rowsum(r)}"
+    right = "@codetta.epilogue\ndef f(acc, r: Col):\n    return {'x': acc, 's': rowsum(acc * r)}"
+
+
+class BooleanValue(EpilogueError, TypeError):
+    template = (
+        "{op} needs {needed}, it was given {given}. A comparison is the condition of "
+        "where(condition, a, b): write where(condition, 1.0, 0.0) for a number."
+    )
+    wrong = "@codetta.epilogue\ndef f(acc):\n    return acc * (acc > 0)"
+    right = "@codetta.epilogue\ndef f(acc):\n    return acc * where(acc > 0, 1.0, 0.0)"
+
+
+class WrongOperandKind(EpilogueError, TypeError):
+    template = "{op} cannot take {given}: {fix}."
+    wrong = "@codetta.epilogue\ndef f(acc, i: Index):\n    return acc * i"
+    right = "@codetta.epilogue\ndef f(acc, i: Index):\n    return {'x': acc, 't': select(acc, i)}"
+
+
+class BadAttribute(EpilogueError, ValueError):
+    template = "{op} was given {attribute}={given!r}: {fix}."
+    wrong = "@codetta.epilogue\ndef f(acc):\n    return round_to(acc, 'half')"
+    right = "@codetta.epilogue\ndef f(acc):\n    return round_to(acc, 'fp16')"
+
+
+class MissingRule(CodettaError, LookupError):
+    template = (
+        "primitive {primitive!r} has no entry in the table {table!r}. Add one with "
+        "`@{table}.rule({primitive!r})` in {module}."
+    )
+    wrong = "codetta.language.primitives.MEANING['frobnicate']"
+    right = "codetta.language.primitives.MEANING['add']"
+
+
+class ProgramSyntax(CodettaError, ValueError):
+    template = "line {line} of the program text cannot be read: {text!r}. {expected}"
+    wrong = "codetta.Program.parse('program f(acc) {\\n  %0 = acc(\\n}')"
+    right = "codetta.Program.parse(str(codetta.programs.identity))"
+
+
+# ------------------------------------------------------------------------------ calling gemm
+class CallError(CodettaError):
+    """A call of ``codetta.gemm`` or of a program was refused before anything ran."""
+
+
+class NotAProgram(CallError, TypeError):
+    template = (
+        "the epilogue of codetta.gemm must be a Program; it is {given}. Decorate the function "
+        "with @codetta.epilogue."
+    )
+    wrong = "codetta.gemm(a, b, lambda acc: acc * 2)"
+    right = "codetta.gemm(a, b, codetta.epilogue(lambda acc: acc * 2.0))"
+
+
+class NotATensor(CallError, TypeError):
+    template = "{name} must be a torch.Tensor; it is {given}. {fix}"
+    wrong = "codetta.gemm([[1.0, 2.0]], b)"
+    right = "codetta.gemm(a, b)"
+
+
+class UnsupportedTensor(CallError, TypeError):
+    template = "{name} is a {given}. codetta works on plain strided tensors of local data; {fix}."
+    wrong = "codetta.gemm(a.to_sparse(), b)"
+    right = "codetta.gemm(a, b)"
+
+
+class BadRank(CallError, ValueError):
+    template = "{name} has shape {given}; expected {expected}. {fix}"
+    wrong = "codetta.gemm(a, b[None])"
+    right = "codetta.gemm(a, b)"
+
+
+class InnerMismatch(CallError, ValueError):
+    template = (
+        "a of shape {a} and b of shape {b} do not multiply: a's last dimension is {ka}, b's first "
+        "is {kb}. b is (K, N) as in a @ b; a weight in nn.Linear layout (N, K) goes in as `w.t()`."
+    )
+    wrong = "codetta.gemm(a, b.t())"
+    right = "codetta.gemm(a, b)"
+
+
+class UnsupportedDtype(CallError, TypeError):
+    template = "{name} has dtype {given}; allowed are {allowed}. Convert it with .to(...)."
+    wrong = "codetta.gemm(a.to(torch.int32), b.to(torch.int32))"
+    right = "codetta.gemm(a, b)"
+
+
+class DtypeMismatch(CallError, TypeError):
+    template = (
+        "a has dtype {a} and b has dtype {b}. As in torch.matmul both must be equal: convert one "
+        "with .to(...), or run under torch.autocast, which casts both."
+    )
+    wrong = "codetta.gemm(a, b.double())"
+    right = "codetta.gemm(a, b)"
+
+
+class DeviceMismatch(CallError, ValueError):
+    template = "the tensors of one call lie on different devices: {given}. Move them to one device."
+    wrong = "codetta.gemm(a, b.to('meta'))"
+    right = "codetta.gemm(a, b)"
+
+
+class MissingOperand(CallError, TypeError):
+    template = "program {program!r} needs the operands {missing}, which were not given: {signature}"
+    wrong = "codetta.gemm(a, b, codetta.programs.row_scale)"
+    right = "codetta.gemm(a, b, codetta.programs.row_scale, r=torch.ones(a.shape[0]))"
+
+
+class UnknownOperand(CallError, TypeError):
+    template = "program {program!r} has no operand {unknown}: {signature}"
+    wrong = "codetta.gemm(a, b, codetta.programs.identity, residual=a)"
+    right = "codetta.gemm(a, b, codetta.programs.identity)"
+
+
+class OperandShape(CallError, ValueError):
+    template = (
+        "operand {operand!r} ({kind}) of {program!r} has shape {given}; expected {expected} for "
+        "a of shape {a} and b of shape {b}."
+    )
+    wrong = "codetta.gemm(a, b, codetta.programs.row_scale, r=torch.ones(b.shape[1] + 99))"
+    right = "codetta.gemm(a, b, codetta.programs.row_scale, r=torch.ones(a.shape[0]))"
+
+
+class OperandDtype(CallError, TypeError):
+    template = "operand {operand!r} ({kind}) of {program!r} has dtype {given}; expected {expected}."
+    wrong = (
+        "codetta.gemm(a, b, codetta.programs.row_scale, r=torch.ones(a.shape[0], dtype=torch.long))"
+    )
+    right = "codetta.gemm(a, b, codetta.programs.row_scale, r=torch.ones(a.shape[0]))"
+
+
+class PositionOutOfRange(CallError, IndexError):
+    template = (
+        "the positions of operand {operand!r} of {program!r} run {given}, but its table has "
+        "{rows} rows. Make the table longer, as in codetta.rotary_table(max_positions, ...), or "
+        "check the positions (they must not be negative)."
+    )
+    wrong = (
+        "p = codetta.programs.row_scale_rotary\n"
+        "t = codetta.rotary_table(8, 4)\n"
+        "r, pos = torch.ones(a.shape[0]), torch.full((a.shape[0],), 8)\n"
+        "codetta.gemm(a, b[:, :4], p(head_dim=4), r=r, rope=(t, pos))"
+    )
+    right = (
+        "p = codetta.programs.row_scale_rotary\n"
+        "t = codetta.rotary_table(9, 4)\n"
+        "r, pos = torch.ones(a.shape[0]), torch.full((a.shape[0],), 8)\n"
+        "codetta.gemm(a, b[:, :4], p(head_dim=4), r=r, rope=(t, pos))"
+    )
+
+
+class TooFewColumns(CallError, ValueError):
+    template = (
+        "program {program!r} rotates {heads} heads of {head_dim} columns, but its tile has only "
+        "{n} columns. Rotate fewer heads, or all there are with heads=-1."
+    )
+    wrong = (
+        "from codetta.language import Rotary, rotate\n"
+        "@codetta.epilogue\ndef f(acc, rope: Rotary):\n"
+        "    return rotate(acc, rope, head_dim=4, heads=2)\n"
+        "t, pos = codetta.rotary_table(8, 4), torch.arange(a.shape[0])\n"
+        "codetta.gemm(a, b[:, :4], f, rope=(t, pos))"
+    )
+    right = (
+        "from codetta.language import Rotary, rotate\n"
+        "@codetta.epilogue\ndef f(acc, rope: Rotary):\n"
+        "    return rotate(acc, rope, head_dim=4, heads=1)\n"
+        "t, pos = codetta.rotary_table(8, 4), torch.arange(a.shape[0])\n"
+        "codetta.gemm(a, b[:, :4], f, rope=(t, pos))"
+    )
+
+
+class NotDivisible(CallError, ValueError):
+    template = (
+        "program {program!r} needs N to be a multiple of {granule} ({reason}); N is {n}. "
+        "Change the weight's number of rows, or the program's pairs or group size."
+    )
+    wrong = "codetta.gemm(a, b[:, :3], codetta.programs.swiglu)"
+    right = "codetta.gemm(a, b[:, :4], codetta.programs.swiglu)"
+
+
+class BadTile(CallError, ValueError):
+    template = (
+        "tile={given} cannot be used with program {program!r}: {reason}. Give tile=(tile_m, "
+        "tile_n) of positive integers with tile_n a multiple of {granule}, or leave it out."
+    )
+    wrong = "codetta.gemm(a, b[:, :4], codetta.programs.swiglu, tile=(8, 3))"
+    right = "codetta.gemm(a, b[:, :4], codetta.programs.swiglu, tile=(8, 2))"
+
+
+class BadOut(CallError, ValueError):
+    template = (
+        "out={what} cannot be used: {reason}. Give a tensor (or a dict of name to tensor) of the "
+        "result's shape, dtype and device that shares no memory with an input."
+    )
+    wrong = "codetta.gemm(a, b, out=torch.empty(1, 1))"
+    right = "codetta.gemm(a, b, out=torch.empty(a.shape[0], b.shape[1]))"
+
+
+class OutNeedsNoGrad(CallError, RuntimeError):
+    template = (
+        "out= and gemm_accumulate_ write into a tensor and have no autograd, but {name} requires "
+        "grad. Call it under torch.no_grad(), or leave out= away."
+    )
+    wrong = "codetta.gemm(a.requires_grad_(), b, out=torch.empty(a.shape[0], b.shape[1]))"
+    right = (
+        "with torch.no_grad():\n"
+        "    codetta.gemm(a.requires_grad_(), b, out=torch.empty(a.shape[0], b.shape[1]))"
+    )
+
+
+class RawNeedsNoGrad(CallError, RuntimeError):
+    template = (
+        "raw=True returns partials, which have no derivative, but {name} requires grad. Call it "
+        "under torch.no_grad(), or leave raw=True away and differentiate the finals."
+    )
+    wrong = "codetta.gemm(a.requires_grad_(), b, raw=True)"
+    right = "with torch.no_grad():\n    codetta.gemm(a.requires_grad_(), b, raw=True)"
+
+
+class NotDifferentiable(CallError, RuntimeError):
+    template = (
+        "operand {operand!r} ({kind}) of {program!r} requires grad, but no gradient is defined "
+        "for it. Detach it."
+    )
+    wrong = (
+        "p = codetta.programs.row_scale_rotary\n"
+        "t = codetta.rotary_table(8, 4).requires_grad_()\n"
+        "r, pos = torch.ones(a.shape[0]), torch.zeros(a.shape[0], dtype=torch.long)\n"
+        "codetta.gemm(a, b[:, :4], p(head_dim=4), r=r, rope=(t, pos))"
+    )
+    right = (
+        "p = codetta.programs.row_scale_rotary\n"
+        "t = codetta.rotary_table(8, 4)\n"
+        "r, pos = torch.ones(a.shape[0]), torch.zeros(a.shape[0], dtype=torch.long)\n"
+        "codetta.gemm(a, b[:, :4], p(head_dim=4), r=r, rope=(t, pos))"
+    )
+
+
+class DoubleBackward(CallError, RuntimeError):
+    template = (
+        "codetta defines first derivatives only; the backward of {program!r} was itself to be "
+        "differentiated (create_graph=True). For second derivatives use the plain PyTorch formula."
+    )
+    wrong = (
+        "x = a.requires_grad_()\n"
+        "g, = torch.autograd.grad(codetta.gemm(x, b).pow(2).sum(), x, create_graph=True)\n"
+        "g.sum().backward()"
+    )
+    right = "x = a.requires_grad_()\ntorch.autograd.grad(codetta.gemm(x, b).pow(2).sum(), x)"
+
+
+class TransformRefused(CallError, RuntimeError):
+    template = (
+        "codetta.gemm does not work under torch.func.{transform}. Fold the mapped dimension into "
+        "the leading dimensions of a (any number is allowed), or use the plain PyTorch formula."
+    )
+    wrong = "torch.func.vmap(lambda x: codetta.gemm(x, b))(torch.stack([a, a]))"
+    right = "codetta.gemm(torch.stack([a, a]), b)"
+
+
+class UnknownBackend(CallError, ValueError):
+    template = "there is no backend {given!r}; choose one of {allowed}."
+    wrong = "codetta.use_backend('tpu')"
+    right = "with codetta.use_backend('reference'):\n    codetta.gemm(a, b)"
+
+
+class BackendUnavailable(CallError, RuntimeError):
+    template = "backend {given!r} cannot run here: {reason}. {fix}"
+    wrong = "with codetta.use_backend('cuda'):\n    codetta.gemm(a, b)"
+    right = "with codetta.use_backend('auto'):\n    codetta.gemm(a, b)"
+
+
+# ------------------------------------------------------------------------------------- plans
+class PlanError(CodettaError):
+    """A Plan was built, rewritten or run in a way that its algebra does not allow."""
+
+
+class PlanShape(PlanError, ValueError):
+    template = "{op} in plan {plan!r} cannot combine {given}: {reason}."
+    wrong = "p = codetta.plan.PlanBuilder('f')\np.mm(p.tile('x', 'M', 4), p.weight('w', 3, 5).t())"
+    right = "p = codetta.plan.PlanBuilder('f')\np.mm(p.tile('x', 'M', 4), p.weight('w', 3, 4).t())"
+
+
+class PlanInput(PlanError, ValueError):
+    template = "plan {plan!r} was run with {given}; its inputs are {expected}."
+    wrong = (
+        "p = codetta.plan.PlanBuilder('f')\n"
+        "p.output('z', p.mm(p.tile('x', 'M', 4), p.weight('w', 3, 4).t()))\n"
+        "codetta.plan.evaluate(p.build(), x=torch.ones(2, 4))"
+    )
+    right = (
+        "p = codetta.plan.PlanBuilder('f')\n"
+        "p.output('z', p.mm(p.tile('x', 'M', 4), p.weight('w', 3, 4).t()))\n"
+        "codetta.plan.evaluate(p.build(), x=torch.ones(2, 4), w=torch.ones(3, 4))"
+    )
+
+
+# ------------------------------------------------------------------------------------ models
+class UnsupportedModel(CodettaError, ValueError):
+    template = "codetta.nn.Decoder cannot run this model: {reason}. {fix}"
+    wrong = "codetta.nn.Decoder.from_hf(torch.nn.Linear(2, 2))"
+    right = ""
+
+
+class AutocastUnsupported(CodettaError, RuntimeError):
+    template = (
+        "codetta.nn.Decoder does not run under torch.autocast({device!r}): its kernels keep the "
+        "residual stream in the dtype of the weights, autocast would keep it in fp32, and results "
+        "would silently differ. Leave autocast out and convert the model instead: load it with "
+        "dtype=torch.bfloat16, or model.to(torch.bfloat16)."
+    )
+    wrong = ""
+    right = ""
+
+
+class MissingPackage(CodettaError, ImportError):
+    template = "{what} needs the package {package}, which is {given}. Install it with {fix}."
+    wrong = ""
+    right = ""

@@ -1,0 +1,27 @@
+"""Which operators a piece of code calls, as a dispatch trace sees them."""
+
+from __future__ import annotations
+
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class Spy(TorchDispatchMode):
+    """Records the codetta operators called inside the ``with`` block.
+
+    ``calls`` has (operator name, shapes of the results); ``names`` only the names.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[str, tuple[tuple[int, ...], ...]]] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if func.namespace == "codetta":
+            shapes = tuple(tuple(x.shape) for x in out or ())
+            self.calls.append((func._schema.name.removeprefix("codetta::"), shapes))
+        return out
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name, _ in self.calls]

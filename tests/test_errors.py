@@ -1,0 +1,74 @@
+"""Each error of the catalogue is raised by its wrong example and not by its right one."""
+
+from __future__ import annotations
+
+import pickle
+import string
+
+import pytest
+import torch
+
+import codetta
+from codetta import errors, language
+
+CLASSES = errors.catalogue()
+# Their examples need a broken installation or a model; tests of codetta.nn raise them.
+WITHOUT_WRONG = {"AutocastUnsupported", "MissingPackage"}
+WITHOUT_RIGHT = {*WITHOUT_WRONG, "UnsupportedModel"}
+
+
+def namespace():
+    """What the examples may use: torch, codetta, a (5, 4), b (4, 6), and all of the language."""
+    names = {name: getattr(language, name) for name in language.__all__}
+    generator = torch.Generator().manual_seed(0)
+    a, b = torch.randn(5, 4, generator=generator), torch.randn(4, 6, generator=generator)
+    return {"torch": torch, "codetta": codetta, **names, "a": a, "b": b}
+
+
+def test_the_catalogue_is_that_of_the_module():
+    assert len(CLASSES) == len({cls.__name__ for cls in CLASSES}) >= 40
+    assert {cls.__name__ for cls in CLASSES} <= set(vars(errors))
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+def test_the_wrong_example_raises_this_error(cls):
+    if cls.__name__ in WITHOUT_WRONG:
+        assert not cls.wrong
+        return
+    with pytest.raises(errors.CodettaError) as caught:
+        exec(compile(cls.wrong, "<wrong example>", "exec"), namespace())
+    assert type(caught.value) is cls, str(caught.value)
+    message = str(caught.value)
+    assert "{" not in message.split("\n")[0].replace("{k", ""), message
+    assert isinstance(pickle.loads(pickle.dumps(caught.value)), cls)
+    assert str(pickle.loads(pickle.dumps(caught.value))) == message
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+def test_the_right_example_raises_nothing(cls):
+    if cls.__name__ in WITHOUT_RIGHT:
+        assert not cls.right
+        return
+    exec(compile(cls.right, "<right example>", "exec"), namespace())
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+def test_the_message_has_fields_and_a_builtin_base(cls):
+    fields = [name for _, name, _, _ in string.Formatter().parse(cls.template) if name]
+    assert fields
+    builtin = (TypeError, ValueError, RuntimeError, LookupError, ImportError)
+    assert issubclass(cls, builtin)
+
+
+def test_an_error_while_tracing_ends_with_the_line_of_the_author():
+    with pytest.raises(errors.WidthMismatch) as caught:
+
+        @codetta.epilogue
+        def f(acc, c: language.Tile):
+            g, u = language.unpack(acc)
+            return g * u + c  # this line
+
+    line = str(caught.value).splitlines()[-1]
+    assert line.strip().startswith("at ")
+    assert "test_errors.py" in line
+    assert line.endswith("return g * u + c  # this line")
