@@ -1,0 +1,162 @@
+"""Which backend runs a program: ``codetta.use_backend``, ``CODETTA_BACKEND``, or the device.
+
+``auto`` takes the fastest backend that can run on the tensors' device: the fused one on a Hopper
+GPU with QuACK installed, else the reference, which runs everywhere. Asking for one by name that
+cannot run here is a named error and never a silent fallback.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Sequence
+from contextvars import ContextVar
+from functools import lru_cache
+from types import ModuleType, TracebackType
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from codetta.errors import BackendUnavailable, UnknownBackend
+from codetta.language.program import Program
+
+NAMES = ("auto", "reference", "cuda")
+VARIABLE = "CODETTA_BACKEND"
+
+
+class Backend(Protocol):
+    """What the library operators need of a backend.
+
+    Arrays are two-dimensional: a (M, K), b (K, N); operands in the program's order, tiles (M, w N),
+    rows (1, w N), columns and indices (M, 1), scalars (1, 1), a rotary operand as two tensors, its
+    table (P, rotary_dim) and its positions (M,). Results are fresh tensors, as laid out by
+    :mod:`codetta.backends.layout`.
+    """
+
+    name: str
+
+    def gemm(
+        self,
+        program: Program,
+        a: Tensor,
+        b: Tensor,
+        operands: Sequence[Tensor],
+        tile: tuple[int, int] | None,
+        raw: bool,
+    ) -> list[Tensor]:
+        """Run the program on the tiles of a @ b."""
+
+    def pointwise(
+        self,
+        program: Program,
+        operands: Sequence[Tensor],
+        m: int,
+        n: int,
+        operand: torch.dtype,
+        compute: torch.dtype,
+        tile: tuple[int, int] | None,
+        raw: bool,
+    ) -> list[Tensor]:
+        """Run a program that has no accumulator."""
+
+    def gemm_accumulate_(self, target: Tensor, a: Tensor, b: Tensor) -> None:
+        """target += a @ b, the product and the sum in target's dtype or fp32, the wider one."""
+
+
+# Set by use_backend; unset means the environment variable, read at each call so that tests and
+# notebooks may change it, and then "auto".
+_CHOSEN: ContextVar[str] = ContextVar("codetta_backend")
+
+
+class use_backend:
+    """Choose the backend, for good or for the duration of a ``with`` block.
+
+        codetta.use_backend("reference")            # from here on, in this context
+        with codetta.use_backend("reference"): ...  # in the block
+
+    Names: 'auto' (by device, the default), 'reference' (plain PyTorch, any device), 'cuda' (fused).
+    The environment variable ``CODETTA_BACKEND`` sets the default. Follows the rules of
+    ``contextvars``: other threads and tasks are not affected.
+
+    Raises:
+        UnknownBackend: not one of the names.
+        BackendUnavailable: the backend cannot run here.
+    """
+
+    def __init__(self, name: str) -> None:
+        _check(name)
+        self._token = _CHOSEN.set(name)
+
+    def __enter__(self) -> use_backend:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        _CHOSEN.reset(self._token)
+
+
+def chosen_backend() -> str:
+    """The name in force: what use_backend set, else ``CODETTA_BACKEND``, else 'auto'."""
+    return _CHOSEN.get(None) or os.environ.get(VARIABLE) or "auto"
+
+
+def default_backend() -> str:
+    """Name of the backend that a call on this machine's fastest device runs on."""
+    name = chosen_backend()
+    _check(name)
+    if name == "auto":
+        return "reference" if _available().unavailable() else "cuda"
+    return name
+
+
+def backend_for(x: Tensor) -> Backend:
+    """The backend that runs a call whose tensors lie where ``x`` does.
+
+    Raises:
+        BackendUnavailable: 'cuda' was chosen and the tensors lie elsewhere.
+    """
+    name = chosen_backend()
+    _check(name)
+    if name == "cuda" and not x.is_cuda:
+        raise BackendUnavailable(
+            given=name,
+            reason=f"the tensors are on {x.device.type!r}",
+            fix="Move them to a CUDA device, or use 'auto', which goes by the tensors' device.",
+        )
+    if name == "cuda" or (name == "auto" and x.is_cuda and _runs_on(x.device)):
+        from codetta.backends.cuda.launch import CUDA
+
+        return CUDA
+    from codetta.backends.calls import REFERENCE
+
+    return REFERENCE
+
+
+def _check(name: str) -> None:
+    if name not in NAMES:
+        raise UnknownBackend(given=name, allowed=", ".join(map(repr, NAMES)))
+    if name == "cuda" and (problem := _available().unavailable()) is not None:
+        raise BackendUnavailable(given=name, reason=problem[0], fix=problem[1])
+
+
+def _available() -> ModuleType:
+    from codetta.backends.cuda import available
+
+    return available
+
+
+@lru_cache(maxsize=64)
+def _runs_on(device: torch.device) -> bool:
+    """Whether 'auto' takes the fused backend on this device; says once why it does not."""
+    problem = _available().unavailable(device)
+    if problem is not None:
+        reason, fix = problem
+        warnings.warn(
+            f"{device} runs on the reference backend: {reason}. {fix}", RuntimeWarning, stacklevel=6
+        )
+    return problem is None
