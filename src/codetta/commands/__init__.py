@@ -1,0 +1,1 @@
+"""The subcommands of `codetta`, one module each; see codetta.cli."""
