@@ -1,0 +1,8 @@
+"""The fused backend: programs lowered to QuACK's mainloop on Hopper GPUs.
+
+rules.py, lowering.py, source.py   from a Program to the text of a QuACK epilogue
+operations.py                      epilogue operations that QuACK lacks
+quack.py                           every import of QuACK and the CuTe DSL
+configs.py                         tile configurations and where they come from
+launch.py                          the backend: arrays in, arrays out
+"""

@@ -1,0 +1,129 @@
+"""Arrays as the mainloop reads them.
+
+TMA wants 16-byte aligned base pointers and row pitches that are multiples of 16 bytes; vectors want
+four elements. What does not meet that is copied into memory that does: shapes stay, only the pitch
+is padded. Either axis of a matrix may be the contiguous one where ``either`` says so.
+
+The small constant vectors (ones, rotary masks) are kept per device. A CUDA graph records the
+filling of what is allocated during its capture without running it, so nothing is kept from one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+_TMA_BYTES = 16
+
+
+def is_matrix(x: Tensor, *, either: bool) -> bool:
+    """Whether TMA can read x (rows, cols) where it lies."""
+    if x.data_ptr() % _TMA_BYTES:
+        return False
+    rows, cols = x.shape
+    pitch, step = x.stride()
+    per = _TMA_BYTES // x.element_size()
+    if step == 1 and pitch >= cols and pitch % per == 0:
+        return True
+    return either and step != 1 and pitch == 1 and step >= rows and step % per == 0
+
+
+def matrix(x: Tensor, *, either: bool = True) -> Tensor:
+    """x, or a copy of it with a padded pitch."""
+    return x if is_matrix(x, either=either) else empty_matrix(x.shape, x.dtype, x.device).copy_(x)
+
+
+def empty_matrix(
+    shape: tuple[int, int] | torch.Size, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """An uninitialized matrix whose pitch TMA accepts; contiguous if the columns allow it."""
+    rows, cols = shape
+    per = _TMA_BYTES // dtype.itemsize
+    padded = torch.empty((rows, -(-cols // per) * per), dtype=dtype, device=device)
+    return padded if padded.shape[1] == cols else padded[:, :cols]
+
+
+def is_vector(x: Tensor) -> bool:
+    """Whether the (n, 1) or (1, n) array x can be loaded as a vector where it lies.
+
+    16-bit vectors are copied two elements at a time: an odd one would end in its neighbour.
+    """
+    step = x.stride(0) if x.shape[1] == 1 else x.stride(1)
+    whole = x.element_size() == 4 or x.numel() % 2 == 0
+    return (step == 1 or x.numel() == 1) and whole and x.data_ptr() % (4 * x.element_size()) == 0
+
+
+def vector(x: Tensor) -> Tensor:
+    """x (n, 1) or (1, n) as (n,)."""
+    flat = x.reshape(-1)
+    if is_vector(x):
+        return flat
+    return flat.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+
+
+def indices(x: Tensor) -> Tensor:
+    """An index column (M, 1) as a contiguous vector (M,)."""
+    flat = x.reshape(-1).contiguous()
+    return flat if flat.data_ptr() % (4 * flat.element_size()) == 0 else flat.clone()
+
+
+def number(x: Tensor) -> Tensor:
+    """One element, in fp32."""
+    return x.reshape(1).to(torch.float32)
+
+
+def half_row(x: Tensor) -> Tensor:
+    """A row half as wide as the accumulator, each element twice."""
+    return x.reshape(-1).to(torch.float32).repeat_interleave(2)
+
+
+def row_part(x: Tensor, part: int) -> Tensor:
+    """Every second element of a row twice as wide as the accumulator."""
+    return x.reshape(-1)[part::2].to(torch.float32, copy=True)
+
+
+def rotary(table: Tensor, positions: Tensor, head_dim: int, columns: int) -> Tensor:
+    """cos and sin by turns, (M, columns), from the table [cos | sin] (P, rotary_dim).
+
+    Heads follow each other; the columns behind rotary_dim in a head are zero and not used.
+    """
+    m, dim = positions.shape[0], table.shape[1]
+    gathered = table.index_select(0, positions.reshape(-1))
+    turns = gathered.reshape(m, 2, dim // 2).transpose(1, 2).reshape(m, dim)
+    if dim < head_dim:
+        turns = torch.nn.functional.pad(turns, (0, head_dim - dim))
+    return turns.repeat(1, columns // head_dim) if columns > head_dim else turns.contiguous()
+
+
+# ---------------------------------------------------------------------------------- constants
+_KEPT: dict[tuple[object, ...], Tensor] = {}
+
+
+def _kept(key: tuple[object, ...], make: Callable[[], Tensor], device: torch.device) -> Tensor:
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        return _KEPT[key] if key in _KEPT else make()
+    if key not in _KEPT:
+        _KEPT[key] = make()
+    return _KEPT[key]
+
+
+def ones(n: int, device: torch.device) -> Tensor:
+    """n ones in fp32; a view of a vector that only grows."""
+    size = 1 << max(12, (n - 1).bit_length())
+    made = _kept(("ones", size, device), lambda: torch.ones(size, device=device), device)
+    return made[:n]
+
+
+def turning(n: int, head_dim: int, rotary_dim: int, heads: int, device: torch.device) -> Tensor:
+    """1 for the columns of n that a rotation turns, else 0."""
+
+    def make() -> Tensor:
+        column = torch.arange(n, device=device)
+        turns = column % head_dim < rotary_dim
+        if heads >= 0:
+            turns &= column < heads * head_dim
+        return turns.to(torch.float32)
+
+    return _kept(("turning", n, head_dim, rotary_dim, heads, device), make, device)

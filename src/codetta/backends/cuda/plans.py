@@ -1,0 +1,52 @@
+"""Compiled kernels, one per program, dtypes, majors and configuration; sizes are free."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from torch import Tensor
+
+from codetta.backends.cuda import quack
+from codetta.backends.cuda.configs import Configuration
+
+_KERNELS: dict[tuple[object, ...], Any] = {}
+
+
+@lru_cache(maxsize=1024)
+def epilogue(source: str) -> Any:
+    """The QuACK epilogue of a generated module."""
+    return quack.epilogue(source)
+
+
+def kernel(
+    source: str,
+    config: Configuration,
+    a: Tensor,
+    b: Tensor,
+    d: Tensor | None,
+    c: Tensor | None,
+    arguments: dict[str, Any],
+    **options: Any,
+) -> Any:
+    """The kernel for tensors of these dtypes and majors, compiled the first time it is asked for.
+
+    Args:
+        source: text of the epilogue's module.
+        arguments: its parameters and buffers by name.
+        options: as :func:`codetta.backends.cuda.quack.build` takes them.
+    """
+    kinds = tuple((name, _kind(x)) for name, x in arguments.items())
+    sides = (_kind(a), _kind(b), _kind(d), _kind(c))
+    key = (source, config, a.device, *sides, kinds, *sorted(options.items()))
+    if key not in _KERNELS:
+        made = quack.build(epilogue(source), a, b, d, c, arguments, config, **options)
+        _KERNELS[key] = made
+    return _KERNELS[key]
+
+
+def _kind(x: Any) -> object:
+    """What a kernel is specialized for: dtype, rank, the contiguous axis, a table's width."""
+    if not isinstance(x, Tensor):
+        return None if x is None else "number"
+    return x.dtype, x.ndim, x.stride(-1) == 1

@@ -1,0 +1,97 @@
+"""Everything of codetta that touches QuACK and the CuTe DSL: the imports and the calls.
+
+QuACK (quack-kernels) supplies the mainloop, tile scheduling and the epilogue frontend; codetta only
+writes epilogue functions for it. Its internals move between versions without notice and it pins the
+CuTe DSL exactly, so the versions are pinned here and checked, and no other module imports either.
+(The text of a generated epilogue imports them too; it is executed here.)
+
+The warm path is :func:`launch`. QuACK's own call keys, validates and looks up per call and keeps an
+entry per shape; a plan, once built, serves every M, N and K of one set of dtypes and majors, so it
+is kept by the caller and run directly.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import linecache
+from types import ModuleType
+from typing import Any
+
+from codetta.backends.cuda.available import missing_package
+from codetta.backends.cuda.versions import INSTALL
+from codetta.errors import BackendUnavailable
+
+if (_reason := missing_package()) is not None:
+    raise BackendUnavailable(given="cuda", reason=_reason, fix=INSTALL)
+try:
+    import cutlass
+    import cutlass.cute as cute
+    from cutlass import Float32
+    from quack import layout_utils
+    from quack.compile_utils import make_fake_tensor
+    from quack.epilogue.frontend import EpiMod
+    from quack.epilogue.ops import ColVecLoad, ColVecReduce, Scalar
+    from quack.gemm_runtime.host import run_gemm_epi_plan
+except ImportError as error:
+    raise BackendUnavailable(given="cuda", reason=str(error), fix=INSTALL) from error
+
+__all__ = [
+    "ColVecLoad",
+    "ColVecReduce",
+    "EpiMod",
+    "Float32",
+    "Scalar",
+    "build",
+    "cute",
+    "cutlass",
+    "epilogue",
+    "launch",
+    "layout_utils",
+    "make_fake_tensor",
+]
+
+
+def epilogue(source: str) -> Any:
+    """Execute the text of a generated module and return its ``epilogue``.
+
+    The text is registered under a file name of its own, so that QuACK can read it back: it keys
+    kernels by the source of the function.
+    """
+    digest = hashlib.sha256(source.encode()).hexdigest()
+    file = f"<codetta epilogue {digest}>"
+    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+    module = ModuleType(f"codetta_epilogue_{digest[:16]}")
+    module.__file__ = file
+    exec(compile(source, file, "exec"), module.__dict__)
+    return module.__dict__["epilogue"]
+
+
+def build(
+    epi: Any, a: Any, b: Any, d: Any, c: Any, arguments: dict[str, Any], config: Any, **options: Any
+) -> Any:
+    """Compile (or load from QuACK's cache) without launching; see ``launch``.
+
+    a (M, K), b (K, N), d and c as the epilogue's form asks; only their metadata counts.
+    ``options``: further keywords of QuACK's ``EpiMod.gemm``, such as ``add_to_output``.
+    """
+    return epi.gemm(
+        a,
+        b,
+        d,
+        c,
+        epi_args=arguments,
+        tile_M=config.tile_m,
+        tile_N=config.tile_n,
+        cluster_M=config.cluster_m,
+        cluster_N=config.cluster_n,
+        pingpong=config.pingpong,
+        max_swizzle_size=config.max_swizzle,
+        b_kn=True,
+        _launch=False,
+        **options,
+    )
+
+
+def launch(plan: Any, a: Any, b: Any, d: Any, c: Any, arguments: dict[str, Any]) -> None:
+    """Run a plan on the current stream, on tensors with the dtypes and majors it was built for."""
+    run_gemm_epi_plan(plan, a, b, d, c, arguments)

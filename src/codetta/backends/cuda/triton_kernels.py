@@ -1,0 +1,157 @@
+"""Building, caching and launching the generated kernels.
+
+``pointwise`` has the signature of a backend's (backends/select.py) and returns the same flat list.
+A program is analysed once per dtypes and power of two of N (a :class:`_Recipe`); source is
+generated once per class of arrays (dtype, contiguous or not, row stride a multiple of 16), handed
+to Triton through :mod:`linecache` under a name of its own, and compiled once more per alignment of
+the pointers. Sizes are arguments, so no M and no N compiles anything new; nothing is tuned.
+
+A warm call is a dictionary look-up per kernel, one allocation per output and a direct launch of the
+compiled kernel, past Triton's own argument analysis.
+"""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from codetta.backends.calls import REFERENCE
+from codetta.backends.cuda.triton_launch import DTYPES, Host, Key, contiguous_totals
+from codetta.backends.cuda.triton_source import Source, source
+from codetta.backends.cuda.triton_stages import cut, stages
+from codetta.backends.cuda.triton_task import Cut, Task
+from codetta.backends.layout import Tile, default_tile, results
+from codetta.language.program import Program
+
+
+def pointwise(
+    program: Program,
+    operands: Sequence[Tensor],
+    m: int,
+    n: int,
+    operand: torch.dtype,
+    compute: torch.dtype,
+    tile: Tile | None = None,
+    raw: bool = False,
+) -> list[Tensor]:
+    """Run a program without accumulator; arguments and results as in ReferenceBackend.pointwise.
+
+    A rotary position outside its table gives NaN, an index outside [0, N) selects 0.
+
+    Raises:
+        MissingRule: a primitive has no entry in LOWERING.
+    """
+    if m == 0 or n == 0:
+        return _empty(program, operands, m, n, operand, compute, tile, raw)
+    key = (program.digest, operand, compute, tile, raw, n.bit_length(), n & (n - 1) == 0)
+    recipe = _RECIPES.get(key)
+    if recipe is None:
+        recipe = _RECIPES[key] = _Recipe(program, n, operand, compute, tile, raw)
+    device = operands[0].device
+    if device.type == "cuda" and device.index != torch.cuda.current_device():
+        with torch.cuda.device(device):
+            return recipe.run(operands, m, n)
+    return recipe.run(operands, m, n)
+
+
+def _empty(
+    program: Program,
+    operands: Sequence[Tensor],
+    m: int,
+    n: int,
+    operand: torch.dtype,
+    compute: torch.dtype,
+    tile: Tile | None,
+    raw: bool,
+) -> list[Tensor]:
+    """Nothing to compute; vectors over the other axis are sums of nothing."""
+    used = tile or default_tile(program)
+    described = [
+        (r.shape(m, n, used), r.storage(operand, compute))
+        for r in results(program, raw)
+        for _ in range(max(1, len(r.components)))
+    ]
+    if all(0 in shape for shape, _ in described):
+        return [operands[0].new_empty(shape, dtype=dtype) for shape, dtype in described]
+    return REFERENCE.pointwise(program, operands, m, n, operand, compute, tile, raw)
+
+
+class _Recipe:
+    """The kernels of one program for one set of dtypes and one power of two of N."""
+
+    def __init__(
+        self,
+        program: Program,
+        n: int,
+        operand: torch.dtype,
+        compute: torch.dtype,
+        tile: Tile | None,
+        raw: bool,
+    ) -> None:
+        plan = stages(program, DTYPES[operand], DTYPES[compute], raw)
+        self.flat, self.reads = plan.flat, plan.reads
+        self.direct = plan.second is None and [i for _, i in plan.flat] == list(
+            range(len(plan.flat))
+        )
+        self.first = Kernel(plan.first, cut(plan.first, n, tile))
+        self.second = Kernel(plan.second, cut(plan.second, n, None)) if plan.second else None
+
+    def run(self, operands: Sequence[Tensor], m: int, n: int) -> list[Tensor]:
+        made = self.first.run(operands, m, n)
+        if self.direct:
+            return made
+        final: list[Tensor] = []
+        if self.second is not None:
+            read = [made[i] if from_first else operands[i] for from_first, i in self.reads]
+            final = self.second.run(read, m, n)
+        return [(final if stage else made)[i] for stage, i in self.flat]
+
+
+_RECIPES: dict[tuple[Any, ...], _Recipe] = {}
+
+
+# ----------------------------------------------------------------------------- one kernel
+class Kernel:
+    """A task with its cut, and what was compiled for each class of calls."""
+
+    def __init__(self, task: Task, cut: Cut) -> None:
+        self.task, self.cut, self.host = task, cut, Host(task, cut)
+        self.total = "total" in self.host.roles
+        self.options = {"num_warps": cut.warps}
+        self.sources: dict[Source, tuple[Any, Any]] = {}  # function, launcher
+        self.compiled: dict[Key, tuple[Any, Any, dict[str, int]]] = {}
+
+    def run(self, tensors: Sequence[Tensor], m: int, n: int) -> list[Tensor]:
+        """Launch on the flat operand tensors; returns the task's outputs."""
+        if self.total:
+            tensors = contiguous_totals(list(tensors), self.host.roles)
+        key = self.host.key(tensors, n)
+        outs: list[Tensor] = self.host.outputs(tensors[0], m, n)
+        found = self.compiled.get(key)
+        if found is not None:
+            kernel, launch, options = found
+            launch(kernel, outs, tensors, m, n, options)
+            return outs
+        made = source(self.task, self.cut, *self.host.arrays(key))
+        if made not in self.sources:
+            self.sources[made] = build(made), self.host.launcher(made.parameters)
+        function, launch = self.sources[made]
+        kernel = launch(function, outs, tensors, m, n, self.options)
+        # A compiled kernel takes no options; the interpreter compiles nothing.
+        ready = (kernel, launch, {}) if kernel is not None else (function, launch, self.options)
+        self.compiled[key] = ready
+        return outs
+
+
+def build(made: Source) -> Any:
+    """The Triton function of a source. Imports Triton."""
+    file = f"<codetta {made.name}>"
+    lines = made.text.splitlines(keepends=True)
+    linecache.cache[file] = (len(made.text), None, lines, file)  # where inspect finds the source
+    scope: dict[str, Any] = {"__name__": f"codetta_triton_{made.name}"}
+    exec(compile(made.text, file, "exec"), scope)
+    return scope[made.name]

@@ -1,0 +1,222 @@
+"""Weight preparation with one read and one write: pack rows of several weights and fold vectors in.
+
+The Plans that prepare weights stack, interleave and permute rows and multiply by a norm's γ. Moving
+rows needs no kernel of its own: the source of every result row, (which weight, which of its rows),
+is a table made once per Plan and device, and the generated kernel loads through it
+(``Task.gathered``). What remains of the Plan is an elementwise Program over the gathered matrices
+and vectors. Plans of another form, such as sums over rows of a weight, are evaluated operation by
+operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from codetta.backends.cuda.triton_kernels import Kernel
+from codetta.backends.cuda.triton_launch import DTYPES
+from codetta.backends.cuda.triton_stages import cut
+from codetta.backends.cuda.triton_task import Sink, Task
+from codetta.language.primitives import PRIMITIVES, Family
+from codetta.language.program import Operand, Output, Program
+from codetta.language.trace import ProgramTracer
+from codetta.language.types import Kind
+from codetta.language.values import Value, attrs_of
+from codetta.plan.evaluate import evaluate
+from codetta.plan.operations import OPERATIONS
+from codetta.plan.plan import Plan
+
+#: Operations that only say where each row comes from.
+_MOVES = frozenset(
+    {"stack_rows", "slice_rows", "interleave_rows", "every_other_row", "permute_rows"}
+)
+#: Maps that look at one column at a time.
+_ELEMENTWISE = frozenset(
+    p.name for p in PRIMITIVES.values() if p.family is Family.MAP
+) - {"unpack", "pack", "rotate"}  # fmt: skip
+
+
+def prepare_weights(plan: Plan, weights: Sequence[Tensor]) -> Tensor:
+    """The one output of ``plan``, a matrix or vector of parameters, as a two-dimensional array.
+
+    Computed in fp32 or wider and rounded once. A matrix is stored in the dtype of the first matrix
+    among the weights, a vector in that of the arithmetic.
+    """
+    compute = torch.float32
+    for w in weights:
+        compute = torch.promote_types(compute, w.dtype)
+    packing = _packing(plan.text)
+    if packing is None:
+        return _evaluated(plan, weights, compute)
+    stored = weights[packing.first].dtype
+    kernel = _kernel(plan.text, DTYPES[stored], DTYPES[compute], packing.cols.bit_length())
+    tensors: list[Tensor] = []
+    for matrices, vector in packing.reads:
+        if vector is not None:
+            x = weights[vector]
+            column = packing.kinds[vector] is Kind.COL
+            tensors.append(x.reshape(-1, 1) if column else x.reshape(1, -1))
+        else:
+            tensors += [weights[i] for i in matrices]
+    for k, (place, _) in enumerate(packing.maps):
+        tensors.insert(place, _table(plan.text, k, weights[0].device))
+    return kernel.run(tensors, packing.rows, packing.cols)[0]
+
+
+def _evaluated(plan: Plan, weights: Sequence[Tensor], compute: torch.dtype) -> Tensor:
+    named = {i.name: w for i, w in zip(plan.inputs, weights, strict=True)}
+    (result,) = evaluate(plan, compute=compute, **named).values()
+    type_ = plan.nodes[plan.outputs[0].node].type
+    if type_.kind is Kind.COL:
+        return result.reshape(-1, 1).contiguous()
+    if type_.kind is not Kind.TILE:
+        return result.reshape(1, -1).contiguous()
+    matrices = (
+        w.dtype for w, i in zip(weights, plan.inputs, strict=True) if i.type.kind is Kind.TILE
+    )
+    return result.to(next(matrices, compute)).contiguous()
+
+
+@dataclass(frozen=True, eq=False)
+class _Packing:
+    """A Plan as an elementwise program over gathered matrices.
+
+    Attributes:
+        program: of width-1 tiles and vectors.
+        gathered: its gathered operands, (name, number of matrices).
+        reads: of each operand, (positions of its matrices among the weights, None) or
+            ((), position of the vector).
+        maps: (place in the flat list of tensors, (rows, 2): which matrix, which of its rows).
+        kinds: kind of each weight.
+        first: position of the first matrix, whose dtype is that of the result.
+        rows, cols: of the result.
+    """
+
+    program: Program
+    gathered: tuple[tuple[str, int], ...]
+    reads: tuple[tuple[tuple[int, ...], int | None], ...]
+    maps: tuple[tuple[int, Tensor], ...]
+    kinds: tuple[Kind, ...]
+    first: int
+    rows: int
+    cols: int
+
+
+@lru_cache(maxsize=1024)
+def _packing(text: str) -> _Packing | None:
+    """The packing that a Plan is, None if it is something else."""
+    plan = Plan.parse(text)
+    if len(plan.outputs) != 1 or plan.nodes[plan.outputs[0].node].type.kind is not Kind.TILE:
+        return None
+    reader = _Reader(plan)
+    made = reader.value(plan.outputs[0].node)
+    return reader.packing(made) if made is not None and made.type.kind is Kind.TILE else None
+
+
+class _Reader:
+    """Reads a Plan as an elementwise program over gathered matrices."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan, self.out = plan, plan.nodes[plan.outputs[0].node].type
+        self.position = {i.name: k for k, i in enumerate(plan.inputs)}
+        self.tracer = ProgramTracer(plan.name)
+        self.operands: dict[str, Operand] = {}
+        self.moved: dict[str, Tensor] = {}
+        self.done: dict[int, Value | None] = {}
+
+    def value(self, i: int) -> Value | None:
+        """Node i in the program, None if it has no place there."""
+        if i not in self.done:
+            self.done[i] = self._value(i)
+        return self.done[i]
+
+    def _value(self, i: int) -> Value | None:
+        node = self.plan.nodes[i]
+        if node.op == "const":
+            return self.tracer.append(node)
+        if node.type.has_cols and node.type.cols != self.out.cols:
+            return None
+        if node.op == "operand":
+            return self._operand(node.attr("name"), node.type.kind)
+        if node.op in _MOVES:
+            rows = _sources(self.plan, i, self.position)
+            if rows is None:
+                return None
+            self.moved[f"moved{i}"] = rows
+            return self._operand(f"moved{i}", Kind.TILE)
+        args = [self.value(a) for a in node.args] if node.op in _ELEMENTWISE else [None]
+        known = [a for a in args if a is not None]
+        if len(known) < len(args):
+            return None
+        if node.op == "broadcast":
+            return known[0]
+        return self.tracer.emit(node.op, *known, **attrs_of(node))
+
+    def _operand(self, name: str, kind: Kind) -> Value:
+        self.operands.setdefault(name, Operand(name, kind))
+        return self.tracer.operand(self.operands[name])
+
+    def packing(self, made: Value) -> _Packing:
+        outputs = [Output("w", made.id, "operand")]
+        declared = list(self.operands.values())
+        program = Program.build(self.plan.name, declared, self.tracer.nodes, outputs)
+        reads: list[tuple[tuple[int, ...], int | None]] = []
+        maps: list[tuple[int, Tensor]] = []
+        gathered: list[tuple[str, int]] = []
+        size = 0
+        for operand in program.operands:
+            if operand.name in self.moved:
+                rows = self.moved[operand.name]
+                matrices, which = rows[:, 0].unique(return_inverse=True)
+                reads.append((tuple(matrices.tolist()), None))
+                gathered.append((operand.name, len(matrices)))
+                size += len(matrices)
+                maps.append((size, torch.stack((which, rows[:, 1]), dim=1)))
+            elif operand.kind is Kind.TILE:
+                reads.append(((self.position[operand.name],), None))
+            else:
+                reads.append(((), self.position[operand.name]))
+            size += 1
+        kinds = tuple(i.type.kind for i in self.plan.inputs)
+        first = kinds.index(Kind.TILE)
+        sizes = int(self.out.rows), int(self.out.cols)
+        return _Packing(program, tuple(gathered), tuple(reads), tuple(maps), kinds, first, *sizes)
+
+
+def _sources(plan: Plan, i: int, position: dict[str, int]) -> Tensor | None:
+    """Where each row of node i comes from, by moving row numbers instead of rows."""
+    node = plan.nodes[i]
+    if node.op == "operand":
+        rows = torch.arange(int(node.type.rows))
+        return torch.stack((torch.full_like(rows, position[node.attr("name")]), rows), dim=1)
+    if node.op not in _MOVES:
+        return None
+    parts = [_sources(plan, a, position) for a in node.args]
+    if any(p is None for p in parts):
+        return None
+    meaning: Any = OPERATIONS[node.op].meaning
+    moved: Tensor = meaning(None, attrs_of(node), *parts)
+    return moved
+
+
+@lru_cache(maxsize=256)
+def _kernel(text: str, stored: str, compute: str, bits: int) -> Kernel:
+    packing = _packing(text)
+    assert packing is not None
+    program = packing.program
+    sinks = (Sink("store", program.outputs[0].node, stored),)
+    task = Task(program, sinks, stored, compute, False, packing.gathered)
+    return Kernel(task, cut(task, packing.cols, None))
+
+
+@lru_cache(maxsize=256)
+def _table(text: str, k: int, device: torch.device) -> Tensor:
+    """Map k as the kernel reads it: which matrix for all rows, then which row, in one column."""
+    packing = _packing(text)
+    assert packing is not None
+    return packing.maps[k][1].to(torch.int32).T.reshape(-1, 1).to(device)
