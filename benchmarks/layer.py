@@ -176,12 +176,12 @@ def liger(layer: Layer) -> Callable[[], tuple[Tensor, Tensor]]:
 
 
 def coda(layer: Layer) -> Callable[[], tuple[Tensor, Tensor]]:
-    from codetta.nn.block import MIDDLE, Spec, segment
+    from codetta.nn.block import ADJACENT, MIDDLE, Spec, segment
     from codetta.nn.function import apply_plan
 
     s = layer.shape
     spec = Spec(MIDDLE, s.d, s.f, s.heads, s.kv_heads, s.head_dim, s.head_dim, EPS, EPS)
-    plan = segment(spec)
+    plan = segment(spec, ADJACENT)
     rope = (torch.cat((layer.cos, layer.sin), dim=1), torch.arange(len(layer.x), device="cuda"))
     given = {**layer.weights, "x": layer.x, "o": layer.o, "rope": rope}
 

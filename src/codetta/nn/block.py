@@ -38,11 +38,14 @@ from codetta.plan.rules import (
     r3_frozen_weight,
     r4_wgrad_row_scale,
     r6_shared_operand,
+    r9_adjacent_pairs,
     r9_orthogonal,
     read_stored,
 )
 
 ENTRY, MIDDLE, EXIT = "entry", "middle", "exit"
+#: Pair layouts of gate and up, see :func:`optimized`.
+HALVES, ADJACENT = "halves", "adjacent"
 
 Rules = tuple[Callable[[Plan], Plan], ...]
 
@@ -94,7 +97,8 @@ def segment_plan(spec: Spec) -> Plan:
         p.output("r", r)
         return p.build()
     normed = x * r * p.row("norm_attn", spec.hidden)
-    p.output("qkv", _projections(p, spec, normed))
+    # What is rotated is q and k, which reach nothing but attention scores: there is no cache.
+    p.output("qkv", _projections(p, spec, normed), scores_only=True)
     return p.build()
 
 
@@ -157,14 +161,16 @@ def head_plan(hidden: int, vocabulary: int) -> Plan:
 
 
 # ------------------------------------------------------------------------------ preparation
-def optimized(plan: Plan) -> Plan:
+def optimized(plan: Plan, pairs: str = HALVES) -> Plan:
     """Forward algebra: merge shared operands, pull row scales out, fold norm weights.
 
-    Gate and up are stacked, not interleaved: their gradients are then two blocks of rows of one
-    wgrad's result, and nobody has to copy them apart.
+    With 'halves', gate and up are stacked: their gradients are then two blocks of rows of one
+    wgrad's result, and nobody has to copy them apart. With 'adjacent', which the fused backend
+    needs, they are interleaved, and rotate-half becomes rotation of adjacent pairs (R9).
     """
-    merge = partial(r6_shared_operand, pairs="halves")
-    return _apply(plan, (merge, r1_row_scale, r2_column_scale))
+    merge = partial(r6_shared_operand, pairs=pairs)
+    turn: Rules = (r9_adjacent_pairs,) if pairs == ADJACENT else ()
+    return _apply(plan, (merge, r1_row_scale, r2_column_scale, *turn))
 
 
 #: The backward's algebra, applied to forward and backward together.
@@ -209,9 +215,9 @@ def compiled(
 
 
 @lru_cache(maxsize=64)
-def segment(spec: Spec) -> Plan:
+def segment(spec: Spec, pairs: str = HALVES) -> Plan:
     """The optimized Plan of a segment."""
-    return optimized(segment_plan(spec))
+    return optimized(segment_plan(spec), pairs)
 
 
 @lru_cache(maxsize=16)

@@ -12,9 +12,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from codetta.backends.select import backend_for
 from codetta.errors import AutocastUnsupported, BadRank
 from codetta.nn.attention import Heads, attention_pairs, causal_attention
-from codetta.nn.block import BACKWARD, ENTRY, EXIT, MIDDLE, Rules, Spec, compiled, head, segment
+from codetta.nn.block import (
+    ADJACENT,
+    BACKWARD,
+    ENTRY,
+    EXIT,
+    HALVES,
+    MIDDLE,
+    Rules,
+    Spec,
+    compiled,
+    head,
+    segment,
+)
 from codetta.nn.cost import layers_cost
 from codetta.nn.function import apply_plan
 from codetta.nn.hf import layers_of, specification
@@ -208,7 +221,8 @@ class Decoder(nn.Module):
 
 
 def _run(spec: Spec, given: Mapping[str, Any]) -> dict[str, Tensor]:
-    plan = segment(spec)
+    fused = backend_for(given["x"]).name == "cuda"
+    plan = segment(spec, ADJACENT if fused else HALVES)
     return apply_plan(plan, {i.name: given[i.name] for i in plan.inputs})
 
 

@@ -6,6 +6,8 @@ Weight preparation is made of these, and the gradients of packed weights are tak
 from __future__ import annotations
 
 from fractions import Fraction
+from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -100,7 +102,13 @@ def permutation(attrs: Attrs, rows: int) -> list[int]:
 
 
 def _permuted(ctx: Context, attrs: Attrs, x: Tensor) -> Tensor:
-    return x[torch.tensor(permutation(attrs, x.shape[0]), device=x.device)]
+    return x[_source_rows(tuple(sorted(attrs.items())), x.shape[0], x.device)]
+
+
+@lru_cache(maxsize=256)
+def _source_rows(attrs: tuple[tuple[str, Any], ...], rows: int, device: torch.device) -> Tensor:
+    """The permutation on the device; kept, because to copy it there waits for the device."""
+    return torch.tensor(permutation(dict(attrs), rows), device=device)
 
 
 OPERATIONS["permute_rows"] = Operation(
