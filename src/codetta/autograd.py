@@ -225,7 +225,7 @@ def pointwise_autograd(
 ) -> list[Tensor]:
     if first_requiring_grad(("", x) for x in operands) is not None:
         raise DoubleBackward(program=parsed(program).name)
-    with torch._C._AutoDispatchBelowAutograd():
+    with torch._C._AutoDispatchBelowADInplaceOrView():
         outputs: list[Tensor] = POINTWISE(
             program, operands, m, n, operand_dtype, compute_dtype, tile, raw
         )

@@ -221,3 +221,11 @@ def test_anomaly_mode_and_hooks_see_the_gradients():
     with torch.autograd.detect_anomaly(check_nan=True):
         out.sum().backward()
     assert torch.equal(seen[0], torch.ones_like(out))
+
+
+def test_a_result_may_be_changed_in_place_as_any_other_tensor() -> None:
+    a, b = torch.randn(3, 4, requires_grad=True), torch.randn(4, 5)
+    y = codetta.gemm(a, b)
+    y.mul_(2.0)
+    y.sum().backward()
+    torch.testing.assert_close(a.grad, 2.0 * torch.ones(3, 5) @ b.t())

@@ -156,9 +156,9 @@ def change_table(sides: Sequence[KernelSide]) -> Table:
         table.add_row(label, *(f"{count:,}" for count in kernels), _ratio(*kernels))
     batch, seq = before.real_step_tokens
     for label, moved in (
-        ("bytes moved in this run", (_bytes(before.layers), _bytes(after.layers))),
+        ("bytes, this run (watched)", (_bytes(before.layers), _bytes(after.layers))),
         (
-            f"bytes at {batch} × {seq} tokens, computed",
+            f"bytes, {batch} × {seq} tokens (computed)",
             (_bytes(before.real_step), _bytes(after.real_step)),
         ),
     ):

@@ -61,7 +61,7 @@ def run_gemm(
     arguments = (program.text, a, b, list(operands), tile or (), raw)
     if torch.compiler.is_dynamo_compiling():
         return GEMM(*arguments)
-    with torch._C._AutoDispatchBelowAutograd():
+    with torch._C._AutoDispatchBelowADInplaceOrView():
         return GEMM(*arguments)
 
 
@@ -85,7 +85,7 @@ def run_pointwise(
     arguments = (program.text, list(operands), m, n, *types, tile or (), raw)
     if torch.compiler.is_dynamo_compiling():
         return POINTWISE(*arguments)
-    with torch._C._AutoDispatchBelowAutograd():
+    with torch._C._AutoDispatchBelowADInplaceOrView():
         return POINTWISE(*arguments)
 
 
@@ -94,5 +94,6 @@ def run_gemm_accumulate_(target: Tensor, a: Tensor, b: Tensor) -> None:
     if torch.compiler.is_dynamo_compiling():
         GEMM_ACCUMULATE_(target, a, b)
         return
+    # This one writes: the layer that is skipped for the others counts the target's versions.
     with torch._C._AutoDispatchBelowAutograd():
         GEMM_ACCUMULATE_(target, a, b)
