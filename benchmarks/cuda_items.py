@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,6 @@ from codetta.language.types import Kind
 from codetta.nn import block
 from codetta.nn.block import Spec
 from codetta.plan import run as run_schedule
-from codetta.plan.rules import r1_row_scale, r2_column_scale, r6_shared_operand
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 SHAPES = {
@@ -104,13 +102,17 @@ def gemm_check(program: Program, shape: tuple[int, int, int], dtype: torch.dtype
     twice = {program.outputs[0].name: again} if isinstance(again, Tensor) else again._asdict()
     exact = oracle.run(program, a, b, operands, torch.float64).outputs
     eager = oracle.run(program, a, b, operands, dtype).outputs
+    specified, _ = oracle.execution(program, a, b, operands)
 
     def judged():
         for name, out in outs.items():
             same = torch.equal(out.nan_to_num(3), twice[name].nan_to_num(3))
             assert same, f"{name}: two calls differ"
             addends = oracle.last_addends(program, name, a, b, operands)
-            yield name, ratio(name, out, exact[name], eager[name], addends)
+            # A single number's error in eager PyTorch can be small by chance: judge by the larger
+            # of its error and the specification's, which rounds where the program says so.
+            against = (ratio(name, out, exact[name], t[name], addends) for t in (eager, specified))
+            yield name, min(against)
 
     value, note = worst(judged())
     reason = explain(program)
@@ -118,18 +120,22 @@ def gemm_check(program: Program, shape: tuple[int, int, int], dtype: torch.dtype
 
 
 def gemm_items() -> Iterator[Item]:
+    """Every program in bf16 on all shapes; fp16 and other strides where they make a difference."""
     ready = {n: e.program for n, e in programs.catalog().items() if e.program.has_acc}
-    ready |= {f"case {n}": p for n, p in CASES.items()}
-    for name, program in ready.items():
-        for dtype_name, dtype in DTYPES.items():
-            for shape_name, shape in SHAPES.items():
-                if name.startswith("case ") and (dtype_name, shape_name) != ("bf16", "ragged"):
-                    continue
-                check = partial(gemm_check, program, shape, dtype, 0)
-                yield f"{name} {dtype_name} {shape_name}", check
-        for layouts in (1, 2, 3):
-            check = partial(gemm_check, program, SHAPES["aligned"], torch.bfloat16, layouts)
-            yield f"{name} bf16 strided{layouts}", check
+    for i, (name, program) in enumerate(ready.items()):
+        for shape_name, shape in SHAPES.items():
+            yield (
+                f"{name} bf16 {shape_name}",
+                partial(gemm_check, program, shape, DTYPES["bf16"], 0),
+            )
+        yield (
+            f"{name} fp16 ragged",
+            partial(gemm_check, program, SHAPES["ragged"], DTYPES["fp16"], 0),
+        )
+        check = partial(gemm_check, program, SHAPES["aligned"], DTYPES["bf16"], 1 + i % 3)
+        yield f"{name} bf16 strided{1 + i % 3}", check
+    for name, program in CASES.items():
+        yield f"case {name}", partial(gemm_check, program, SHAPES["ragged"], DTYPES["bf16"], 0)
 
 
 # -------------------------------------------------------------------------- without accumulator
@@ -167,22 +173,8 @@ def pointwise_items() -> Iterator[Item]:
 
 
 # --------------------------------------------------------------------------------- the decoder
-def adjacent(spec: Spec) -> Any:
-    """The segment's Plan with pairs in adjacent columns, as the fused kernels take them."""
-    plan = block.segment_plan(spec)
-    nodes = tuple(
-        replace(x, attrs=tuple((k, "adjacent" if k == "pairs" else v) for k, v in x.attrs))
-        for x in plan.nodes
-    )
-    plan = replace(plan, nodes=nodes)
-    merge = partial(r6_shared_operand, pairs="adjacent")
-    for rule in (merge, r1_row_scale, r2_column_scale):
-        plan = rule(plan)
-    return plan
-
-
 def segment_check(spec: Spec, m: int, dtype: torch.dtype):
-    plan = adjacent(spec)
+    plan = block.segment(spec, block.ADJACENT)
     g = torch.Generator().manual_seed(1)
     given: dict[str, Any] = {}
     for i in plan.inputs:

@@ -66,7 +66,7 @@ def agrees(name: str, out: torch.Tensor, ref: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("name", LOWERED)
-@pytest.mark.parametrize("m, n, k", [(130, 200, 24), (256, 384, 16), (1, 24, 5)])
+@pytest.mark.parametrize("m, n, k", [(130, 200, 24), (256, 384, 16), (1, 24, 5), (77, 203, 51)])
 def test_an_emulated_kernel_computes_the_program(name, m, n, k):
     program = PROGRAMS[name]
     a, b, operands = call(program, m, n, k, torch.bfloat16)

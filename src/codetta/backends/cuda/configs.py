@@ -10,10 +10,12 @@ needed; see tests/cuda/test_compile_only.py, which pins the counts):
     two matrices loaded, two sums            275           13              9
     packed, one sum                          484            0              0
     log-sum-exp                               31            2              0
+    two stores, four vectors                  73                           0
+    one-hot, three vectors                   136                           0
 
-So 128x192 ping-pong, QuACK's own default, is for epilogues that reduce nothing. The order within a
-family follows times on one H200 at M 16384, bf16 (2026-12-01), against cuBLAS of the same shape:
-0.96 to 1.08 for all but the packed backward, 1.15.
+So 128x192 ping-pong, QuACK's own default, is for epilogues that store one result and reduce
+nothing. The order within a family follows times on one H200 at M 16384, bf16 (2026-12-01), against
+cuBLAS of the same shape: 0.96 to 1.08 for all but the packed backward, 1.15.
 
 Ping-pong runs two consumer warpgroups on two tiles in turn, so that one's epilogue hides under the
 other's mainloop; cooperative gives both one tile, of which each holds half the accumulator.
@@ -24,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from codetta.backends.cuda.forms import PACKED, PAIR, Lowered
+from codetta.backends.cuda.forms import ELEMENT, PACKED, PAIR, Lowered
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,7 @@ def _coop(tile_m: int, tile_n: int) -> Configuration:
 #: Configurations by family, best first. Later ones serve where the first is not legal.
 FAMILIES: dict[str, tuple[Configuration, ...]] = {
     "plain": (_pp(128, 192), _coop(256, 128), _pp(128, 128), _pp(128, 160), _coop(128, 224)),
-    "reducing": (_coop(256, 128), _pp(128, 128), _pp(128, 160), _pp(128, 192), _coop(128, 224)),
+    "heavy": (_coop(256, 128), _pp(128, 128), _pp(128, 160), _pp(128, 192), _coop(128, 224)),
     "packed": (_pp(128, 128), _coop(256, 128)),
     "rotary": (_pp(192, 128), _coop(256, 128), _pp(128, 192), _pp(128, 160), _coop(128, 224),
                _coop(128, 256)),
@@ -83,7 +85,10 @@ def family(lowered: Lowered) -> str:
         return "rotary"
     if lowered.mode == PACKED:
         return "packed"
-    return "reducing" if lowered.sinks or lowered.tiles > 1 else "plain"
+    second = lowered.mode == ELEMENT and lowered.aux  # one more tile of results in registers
+    onehot = any(x.port == "onehot" for x in lowered.loads)
+    heavy = lowered.sinks or lowered.tiles > 1 or second or onehot
+    return "heavy" if heavy else "plain"
 
 
 def illegal(lowered: Lowered, config: Configuration) -> str | None:

@@ -71,7 +71,7 @@ class CudaBackend:
         tile: tuple[int, int] | None,
         raw: bool,
     ) -> list[Tensor]:
-        key = (program, tile, _signature(a), _signature(b), *map(_signature, operands))
+        key = (program, tile, a.device, _signature(a), _signature(b), *map(_signature, operands))
         call = self._calls.get(key)
         if call is None and key not in self._calls:
             call = self._describe(key, program, a, b, operands, tile)
@@ -79,7 +79,9 @@ class CudaBackend:
             return self._otherwise(program, a, b, operands, tile, raw)
         with _on(a.device):
             stored, partials = call.run(a, b, operands)
-            return self._results(program, a, b, operands, stored, partials, raw)
+            if raw:
+                return _raw(program, stored, partials, call.shared)
+            return self._finished(program, a, b, operands, stored, partials)
 
     def _describe(
         self,
@@ -120,7 +122,7 @@ class CudaBackend:
         (acc,) = self.gemm(accumulator, a, b, (), None, False)
         return pointwise.on_accumulator(program, acc, operands, a.dtype, tile, raw)
 
-    def _results(
+    def _finished(
         self,
         program: Program,
         a: Tensor,
@@ -128,10 +130,7 @@ class CudaBackend:
         operands: Sequence[Tensor],
         stored: dict[str, Tensor],
         partials: dict[int, tuple[Tensor, ...]],
-        raw: bool,
     ) -> list[Tensor]:
-        if raw:
-            return _raw(program, stored, partials)
         finals = finalizer(program)
         if finals is None:
             return [stored[o.name] for o in program.outputs]
@@ -172,7 +171,7 @@ CUDA = CudaBackend()
 
 
 def _signature(x: Tensor) -> tuple[object, ...]:
-    return x.shape, x.stride(), x.dtype, x.data_ptr() % 16, x.device.index
+    return x.shape, x.stride(), x.dtype, x.data_ptr() % 16
 
 
 class _on:
@@ -203,19 +202,30 @@ def _by_name(program: Program, operands: Sequence[Tensor]) -> dict[str, list[Ten
 
 
 def _raw(
-    program: Program, stored: dict[str, Tensor], partials: dict[int, tuple[Tensor, ...]]
+    program: Program,
+    stored: dict[str, Tensor],
+    partials: dict[int, tuple[Tensor, ...]],
+    shared: bool,
 ) -> list[Tensor]:
     """Stores and partials in order, each in memory of its own."""
-    node_of = {name: node for node, name in program.partial_names.items()}
-    taken: set[int] = set()
     flat: list[Tensor] = []
-    for result in results(program, True):
-        parts = partials[node_of[result.name]] if result.components else (stored[result.name],)
-        for part in parts:
-            memory = part.untyped_storage().data_ptr()
-            flat.append(part.clone() if memory in taken else part)
+    for name, node in _raw_order(program):
+        flat += (stored[name],) if node is None else partials[node]
+    if shared:
+        taken: set[int] = set()
+        for i, x in enumerate(flat):
+            memory = x.untyped_storage().data_ptr()
+            flat[i] = x.clone() if memory in taken else x
             taken.add(memory)
     return flat
+
+
+@lru_cache(maxsize=1024)
+def _raw_order(program: Program) -> tuple[tuple[str, int | None], ...]:
+    """Names of the raw results, with the reduction's node for a partial."""
+    node_of = {name: node for node, name in program.partial_names.items()}
+    found = results(program, True)
+    return tuple((r.name, node_of[r.name] if r.components else None) for r in found)
 
 
 @lru_cache(maxsize=8)

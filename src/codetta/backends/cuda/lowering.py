@@ -16,8 +16,9 @@ The program's SHA-256 is in the text as well.
 
 Tiles that reach over the edge of the matrix run the function on zeros, except for values that do
 not extend over that axis. A sum must not see what comes out: where an extent is no multiple of the
-tile (``ragged``), sums are taken of ``valid ? x : 0`` with a vector of ones that is zero outside.
-Maxima, log-sum-exp and moments mask by coordinate themselves.
+tile (``ragged``), sums are taken of ``valid ? x : 0`` with a vector of ones that is zero outside,
+unless the sum's argument provably vanishes there. Maxima, log-sum-exp and moments mask by
+coordinate themselves.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from codetta.backends.cuda.forms import (
 )
 from codetta.backends.cuda.rules import LOWERING, Lanes, NotLowerable, is_number, refuse_split
 from codetta.backends.cuda.source import module_source
+from codetta.backends.cuda.vanishing import vanishes
 from codetta.language.program import Operand, Output, Program
 from codetta.language.types import Kind, Type
 from codetta.language.values import Node
@@ -126,10 +128,17 @@ class _Lowering:
             self.returned["D"] = self._stored(self.lanes[d.node])
         for name, out in aux:
             self.returned[name] = self._stored(self.lanes[out.node])
+        self.ragged = self._edges()
         return Lowered(
             self.program, self.operand, self._source(aux), self.mode, tuple(self.loads.values()),
             tuple(self.sinks.values()), tuple(self.partials), d, tuple(aux), self.ragged,
         )  # fmt: skip
+
+    def _edges(self) -> frozenset[str]:
+        """Axes whose edges this code treats; the same program without is the same kernel."""
+        masked = {x.port.removeprefix("valid_") for x in self.loads.values()}
+        states = any(s.fold in ("softmax", "softmean", "moments") for s in self.sinks.values())
+        return self.ragged & (masked | ({"n"} if states else set()))
 
     # ---- stores
     def _stores(self) -> tuple[Output | None, list[tuple[str, Output]]]:
@@ -285,9 +294,9 @@ class _Lowering:
         self.returned[name] = value
         return name
 
-    def masked(self, lanes: Lanes, over: str) -> Lanes:
+    def masked(self, lanes: Lanes, over: str, node: int) -> Lanes:
         """The lanes, zero outside of the matrix along the reduced axis where that is ragged."""
-        if over not in self.ragged:
+        if over not in self.ragged or vanishes(self.program, node, over):
             return lanes
         name = self._load(f"valid_{over}", f"valid_{over}")
         pair = self.mode == PAIR and over == "n"

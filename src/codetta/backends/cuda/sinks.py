@@ -32,8 +32,8 @@ class Sinks(Protocol):
     ) -> str:
         """Declare a sink that takes ``value``; returns its name."""
 
-    def masked(self, lanes: Lanes, over: str) -> Lanes:
-        """The lanes, zero outside of the matrix along the reduced axis."""
+    def masked(self, lanes: Lanes, over: str, node: int) -> Lanes:
+        """The lanes of (a factor of) a node, zero outside of the matrix along the reduced axis."""
 
 
 def reduce(low: Sinks, number: int, args: list[Lanes]) -> None:
@@ -53,9 +53,10 @@ def _pairwise(low: Sinks, lanes: Lanes, identity: str) -> str:
     return f"(F32({lanes[0]}), F32({second}))"
 
 
-def _factors(low: Sinks, product: Node, over: str) -> str:
-    """Both factors of a product, which the sink folds with one fused multiply-add."""
-    first, second = (low.masked(low.lanes[a], over)[0] for a in product.args)
+def _factors(low: Sinks, whole: int, over: str) -> str:
+    """Both factors of the product ``whole``, which the sink folds with one multiply-add."""
+    product = low.program.nodes[whole]
+    first, second = (low.masked(low.lanes[a], over, whole)[0] for a in product.args)
     return f"(F32({first}), F32({second}))"
 
 
@@ -64,12 +65,12 @@ def _sum_over_n(low: Sinks, number: int, node: Node, args: list[Lanes]) -> None:
     how = "rows" if node.op == "totalsum" else "same"
     product = low.program.nodes[node.args[0]]
     if product.op == "mul" and low.mode != PAIR and len(args[0]) == 1:
-        low.sink(name, "add", "n", _factors(low, product, "n"), scaled=True)
+        low.sink(name, "add", "n", _factors(low, node.args[0], "n"), scaled=True)
     else:
         lanes = args[0]
         if low.mode == PACKED and len(lanes) == 2:
             lanes = (low.let(f"({lanes[0]} + {lanes[1]})"),)
-        low.sink(name, "add", "n", _pairwise(low, low.masked(lanes, "n"), "0.0"))
+        low.sink(name, "add", "n", _pairwise(low, low.masked(lanes, "n", node.args[0]), "0.0"))
     low.partials.append(Partials(number, how, (f"s_{name}",)))
 
 
@@ -77,10 +78,10 @@ def _sum_over_m(low: Sinks, number: int, node: Node, args: list[Lanes]) -> None:
     name = f"{node.op}{number}"
     product = low.program.nodes[node.args[0]]
     if product.op == "mul" and low.mode != PAIR and len(args[0]) == 1:
-        sink = low.sink(name, "add", "m", _factors(low, product, "m"), scaled=True)
+        sink = low.sink(name, "add", "m", _factors(low, node.args[0], "m"), scaled=True)
         low.partials.append(Partials(number, "same", (sink,)))
         return
-    lanes = low.masked(args[0], "m")
+    lanes = low.masked(args[0], "m", node.args[0])
     if low.mode == PACKED and len(lanes) == 2:
         names = tuple(low.sink(f"{name}_{i}", "add", "m", f"F32({x})") for i, x in enumerate(lanes))
         low.partials.append(Partials(number, "interleave", names))
@@ -102,7 +103,9 @@ def _maximum(low: Sinks, number: int, node: Node, args: list[Lanes]) -> None:
     name = f"{node.op}{number}"
     sinks = (
         low.sink(name, "max", over, _pairwise(low, lanes, lanes[0])),
-        low.sink(f"{name}_nan", "add", over, _pairwise(low, low.masked(nans, over), "0.0")),
+        low.sink(
+            f"{name}_nan", "add", over, _pairwise(low, low.masked(nans, over, node.args[0]), "0.0")
+        ),
     )
     low.partials.append(Partials(number, "nan_max", sinks))
 

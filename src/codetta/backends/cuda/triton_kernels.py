@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import linecache
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -51,11 +52,18 @@ def pointwise(
     recipe = _RECIPES.get(key)
     if recipe is None:
         recipe = _RECIPES[key] = _Recipe(program, n, operand, compute, tile, raw)
-    device = operands[0].device
-    if device.type == "cuda" and device.index != torch.cuda.current_device():
-        with torch.cuda.device(device):
-            return recipe.run(operands, m, n)
-    return recipe.run(operands, m, n)
+    with on_device(operands[0]):
+        return recipe.run(operands, m, n)
+
+
+_HERE = nullcontext()
+
+
+def on_device(x: Tensor) -> AbstractContextManager[Any]:
+    """Triton launches on the current device: make it that of x."""
+    if not x.is_cuda or x.get_device() == torch.cuda.current_device():
+        return _HERE
+    return torch.cuda.device(x.get_device())
 
 
 def _empty(
@@ -94,9 +102,7 @@ class _Recipe:
     ) -> None:
         plan = stages(program, DTYPES[operand], DTYPES[compute], raw)
         self.flat, self.reads = plan.flat, plan.reads
-        self.direct = plan.second is None and [i for _, i in plan.flat] == list(
-            range(len(plan.flat))
-        )
+        self.direct = plan.flat == tuple((0, i) for i in range(len(plan.flat)))
         self.first = Kernel(plan.first, cut(plan.first, n, tile))
         self.second = Kernel(plan.second, cut(plan.second, n, None)) if plan.second else None
 
@@ -121,9 +127,9 @@ class Kernel:
     def __init__(self, task: Task, cut: Cut) -> None:
         self.task, self.cut, self.host = task, cut, Host(task, cut)
         self.total = "total" in self.host.roles
-        self.options = {"num_warps": cut.warps}
+        self.options = compile_options(cut)
         self.sources: dict[Source, tuple[Any, Any]] = {}  # function, launcher
-        self.compiled: dict[Key, tuple[Any, Any, dict[str, int]]] = {}
+        self.compiled: dict[Key, tuple[Any, Any, dict[str, Any]]] = {}
 
     def run(self, tensors: Sequence[Tensor], m: int, n: int) -> list[Tensor]:
         """Launch on the flat operand tensors; returns the task's outputs."""
@@ -145,6 +151,11 @@ class Kernel:
         ready = (kernel, launch, {}) if kernel is not None else (function, launch, self.options)
         self.compiled[key] = ready
         return outs
+
+
+def compile_options(cut: Cut) -> dict[str, Any]:
+    """Options of Triton's compiler; fused multiply-add is its default in some versions only."""
+    return {"num_warps": cut.warps, "enable_fp_fusion": True}
 
 
 def build(made: Source) -> Any:

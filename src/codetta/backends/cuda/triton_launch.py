@@ -51,15 +51,16 @@ class Host:
         self.roles = [role for _, roles in task.tensors.values() for role in roles]
         widths = [f"{_times('n', w)} % 16 == 0" for w in task.widths]
         fields = [f for i, role in enumerate(self.roles) for f in _fields(i, role)]
-        self.key = _function("t, n", f"({', '.join(widths + fields)},)")
+        self.key = _function("t, n", f"(t[0].device, {', '.join(widths + fields)})")
         made = ", ".join(f"x.new_empty({s}, dtype=DT[{d!r}])" for s, d in shapes(task, cut))
         self.outputs = _function("x, m, n", f"[{made}]")
 
     def arrays(self, key: Key) -> tuple[tuple[Array, ...], frozenset[Fraction]]:
         """What the code generator needs to know of a class of calls."""
+        _, *rest = key  # a compiled kernel belongs to one device
         count = len(self.task.widths)
-        aligned = (w for w, whole in zip(self.task.widths, key[:count], strict=True) if whole)
-        fields = key[count:]
+        aligned = (w for w, whole in zip(self.task.widths, rest[:count], strict=True) if whole)
+        fields = rest[count:]
         starts = range(0, len(fields), _FIELDS)
         return (
             tuple(Array(DTYPES[fields[i]], fields[i + 1], fields[i + 2]) for i in starts),

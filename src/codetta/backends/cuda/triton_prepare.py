@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from codetta.backends.cuda.triton_kernels import Kernel
+from codetta.backends.cuda.triton_kernels import Kernel, on_device
 from codetta.backends.cuda.triton_launch import DTYPES
 from codetta.backends.cuda.triton_stages import cut
 from codetta.backends.cuda.triton_task import Sink, Task
@@ -65,7 +65,8 @@ def prepare_weights(plan: Plan, weights: Sequence[Tensor]) -> Tensor:
             tensors += [weights[i] for i in matrices]
     for k, (place, _) in enumerate(packing.maps):
         tensors.insert(place, _table(plan.text, k, weights[0].device))
-    return kernel.run(tensors, packing.rows, packing.cols)[0]
+    with on_device(weights[0]):
+        return kernel.run(tensors, packing.rows, packing.cols)[0]
 
 
 def _evaluated(plan: Plan, weights: Sequence[Tensor], compute: torch.dtype) -> Tensor:
