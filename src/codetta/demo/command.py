@@ -64,7 +64,7 @@ def demo_command(
     seq_len: Annotated[int, typer.Option(min=2, help="Tokens per sequence.")] = 128,
     lr: Annotated[
         float | None,
-        typer.Option(help="AdamW's learning rate.", show_default="5e-5, 1e-3 with --random"),
+        typer.Option(help="AdamW's learning rate.", show_default="1e-5, 1e-3 with --random"),
     ] = None,
     dtype: Annotated[
         Dtype, typer.Option(help="bf16 also runs stock in fp32, as the yardstick.")
@@ -93,7 +93,7 @@ def demo_command(
         steps=steps,
         batch=batch,
         seq_len=seq_len,
-        lr=lr if lr is not None else (1e-3 if random else 5e-5),
+        lr=lr if lr is not None else (1e-3 if random else 1e-5),
         dtype=dtype,
         random=random,
         seed=seed,
