@@ -84,3 +84,10 @@ def test_attention_is_not_compared() -> None:
 def test_seeing_no_kernel_is_no_agreement() -> None:
     verdict = judge.judge_kernels("x", [], [])
     assert not verdict.passed and "region:layers" in verdict.detail
+
+
+def test_the_worst_of_several_failing_steps_is_named_and_not_the_first() -> None:
+    rows = judge.losses_fp32([1.0, 1.0, 1.0], [1.0, 1.001, 1.01])
+    assert "(step 3)" in judge.judge_losses(rows, "off").detail
+    rows = judge.losses_fp32([1.0, 1.0, 1.0], [1.0, 1.01, float("nan")])
+    assert "(step 3)" in judge.judge_losses(rows, "off").detail

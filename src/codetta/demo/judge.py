@@ -106,7 +106,7 @@ def gradients(
 
 def judge_losses(rows: Sequence[LossStep], what: str) -> Criterion:
     """`what` names the deviation: "relative difference from stock", say."""
-    worst = max(rows, key=lambda row: row.deviation / row.allowed if row.passed else math.inf)
+    worst = max(rows, key=_share_of_allowed)
     failed = sum(not row.passed for row in rows)
     verdict = f"{failed} of {len(rows)} steps over" if failed else "every step within"
     return Criterion(
@@ -115,6 +115,11 @@ def judge_losses(rows: Sequence[LossStep], what: str) -> Criterion:
         f"{verdict} the limit; {what} at worst {worst.deviation:.2g} of {worst.allowed:.2g} "
         f"allowed (step {worst.step})",
     )
+
+
+def _share_of_allowed(row: LossStep) -> float:
+    share = row.deviation / row.allowed
+    return share if math.isfinite(share) else math.inf
 
 
 def judge_gradients(rows: Sequence[Gradient]) -> Criterion:
