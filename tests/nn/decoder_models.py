@@ -67,7 +67,10 @@ def cast(model: Any, dtype: torch.dtype) -> Any:
 
 
 def tokens(batch: int = 2, length: int = 9, seed: int = 1) -> Tensor:
-    return torch.randint(0, VOCABULARY, (batch, length), generator=torch.manual_seed(seed))
+    """The same on every device; they lie on the default one."""
+    generator = torch.Generator("cpu").manual_seed(seed)
+    ids = torch.randint(0, VOCABULARY, (batch, length), generator=generator, device="cpu")
+    return ids.to(torch.get_default_device())
 
 
 @dataclass
@@ -77,7 +80,7 @@ class Step:
     loss: Tensor
     logits: Tensor
     gradients: dict[str, Tensor]
-    #: sums of absolute addends of gradients that cancel: those of k's bias are zero
+    #: sums of absolute addends of the biases' gradients, which cancel: k's are zero
     addends: dict[str, Tensor] = field(default_factory=dict)
 
 
@@ -106,7 +109,7 @@ def exact(model: Any, ids: Tensor, labels: Tensor | None = None, **inputs: Any) 
                 setattr(parent, name, norm)
     addends: dict[str, Tensor] = {}
     for name, module in twin.named_modules():
-        if name.endswith("k_proj"):
+        if isinstance(module, nn.Linear) and module.bias is not None:
             _keep_addends(module, f"{name}.bias", addends)
     twin.zero_grad()
     logits = twin(input_ids=ids, use_cache=False, **inputs).logits

@@ -14,8 +14,9 @@ from codetta.nn import Decoder
 
 
 @pytest.fixture
-def decoder():
-    return Decoder.from_hf(make())
+def decoder(backend):
+    """In fp32 on the reference, in bf16 on the fused backend."""
+    return Decoder.from_hf(make(dtype=torch.float32 if backend == "reference" else torch.bfloat16))
 
 
 def test_every_backward_of_one_graph_is_equal(decoder):

@@ -6,7 +6,8 @@ import pytest
 import torch
 from decoder_models import FAMILIES, Step, exact, make, step, tokens
 from helpers.budget import norm, within_budget
-from helpers.mutation import fails_when_broken
+from helpers.fused import broken, running
+from helpers.mutation import fails_when_broken, one_tile_dropped
 
 from codetta.nn import Decoder
 
@@ -31,20 +32,20 @@ def in_budget(dtype: torch.dtype, out: Step, ref: Step, eager: Step) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_equals_hugging_face_in_fp64(family):
+def test_equals_hugging_face_in_fp64(wide_backend, family):
     model, ids = make(family, torch.float64), tokens()
     agree_to(1e-10, step(Decoder.from_hf(model), ids), exact(model, ids))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_is_within_the_error_budget(family, dtype):
+def test_is_within_the_error_budget(backend, family, dtype):
     model, ids = make(family, dtype), tokens(2, 40)
     in_budget(dtype, step(Decoder.from_hf(model), ids), exact(model, ids), step(model, ids))
 
 
 @pytest.mark.parametrize("family", ["llama_tied", "qwen3"])
-def test_fp16_is_finite(family):
+def test_fp16_is_finite(backend, family):
     model, ids = make(family, torch.float16), tokens(2, 40)
     out, ref = step(Decoder.from_hf(model), ids), exact(model, ids)
     within_budget("logits", out.logits, ref.logits, step(model, ids).logits)
@@ -74,3 +75,19 @@ def test_parity_fails_on_broken_kernels():
     check()
     fails_when_broken(check)
     fails_when_broken(check, ops=("pointwise",))
+
+
+def test_parity_fails_on_broken_fused_kernels():
+    model, ids = make("llama_biases", torch.bfloat16), tokens()
+    ref, eager, decoder = exact(model, ids), step(model, ids), Decoder.from_hf(model)
+
+    def check() -> None:
+        with running("emulated"):
+            in_budget(torch.bfloat16, step(decoder, ids), ref, eager)
+
+    with broken(None, None) as results:
+        check()
+    assert len(results) > 2  # stores and sums
+    for result in sorted(results):
+        with broken(result, one_tile_dropped), pytest.raises(AssertionError):
+            check()

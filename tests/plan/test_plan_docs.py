@@ -24,4 +24,4 @@ def test_the_listings_on_the_page_are_what_the_code_prints() -> None:
         with redirect_stdout(stream):
             exec(block, scope)
         printed = stream.getvalue()
-    assert compared == 4
+    assert compared == 5

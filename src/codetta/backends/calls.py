@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,6 +14,9 @@ from codetta.errors import PositionOutOfRange
 from codetta.language.meaning import Context
 from codetta.language.program import Program
 from codetta.language.types import Kind
+
+if TYPE_CHECKING:
+    from codetta.plan.plan import Plan
 
 
 class ReferenceBackend:
@@ -28,6 +32,7 @@ class ReferenceBackend:
         operands: Sequence[Tensor],
         tile: tuple[int, int] | None,
         raw: bool,
+        into: Mapping[int, Tensor] | None = None,
     ) -> list[Tensor]:
         compute = compute_dtype(a.dtype, operands)
         ctx = Context(a.shape[0], b.shape[1], a.dtype, compute, a.device)
@@ -46,10 +51,16 @@ class ReferenceBackend:
         compute: torch.dtype,
         tile: tuple[int, int] | None,
         raw: bool,
+        into: Mapping[int, Tensor] | None = None,
     ) -> list[Tensor]:
         ctx = Context(m, n, operand, compute, operands[0].device)
         outputs, partials = execute(program, ctx, _named(program, operands), tile=tile)
         return _flat(program, operands, outputs, partials, raw)
+
+    def prepare(self, plan: Plan, weights: Sequence[Tensor]) -> Tensor:
+        from codetta.plan.prepare import prepared
+
+        return prepared(plan, weights)
 
     def gemm_accumulate_(self, target: Tensor, a: Tensor, b: Tensor) -> None:
         compute = torch.promote_types(compute_dtype(a.dtype, ()), target.dtype)

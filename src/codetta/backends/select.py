@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from functools import lru_cache
 from types import ModuleType, TracebackType
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
 from codetta.errors import BackendUnavailable, UnknownBackend
 from codetta.language.program import Program
+
+if TYPE_CHECKING:
+    from codetta.plan.plan import Plan
 
 NAMES = ("auto", "reference", "cuda")
 VARIABLE = "CODETTA_BACKEND"
@@ -32,6 +35,11 @@ class Backend(Protocol):
     rows (1, w N), columns and indices (M, 1), scalars (1, 1), a rotary operand as two tensors, its
     table (P, rotary_dim) and its positions (M,). Results are fresh tensors, as laid out by
     :mod:`codetta.backends.layout`.
+
+    ``into`` offers memory: by position in the list of results, a tensor, one of the operands, that
+    nobody reads after this call. A backend may return it, overwritten, as that result if shape,
+    strides and dtype agree and no element is written before all that depends on its old value has
+    been computed. It may as well ignore the offer.
     """
 
     name: str
@@ -44,6 +52,7 @@ class Backend(Protocol):
         operands: Sequence[Tensor],
         tile: tuple[int, int] | None,
         raw: bool,
+        into: Mapping[int, Tensor] | None = None,
     ) -> list[Tensor]:
         """Run the program on the tiles of a @ b."""
 
@@ -57,8 +66,12 @@ class Backend(Protocol):
         compute: torch.dtype,
         tile: tuple[int, int] | None,
         raw: bool,
+        into: Mapping[int, Tensor] | None = None,
     ) -> list[Tensor]:
         """Run a program that has no accumulator."""
+
+    def prepare(self, plan: Plan, weights: Sequence[Tensor]) -> Tensor:
+        """The one output of a Plan over parameters; see :func:`codetta.plan.prepare.prepared`."""
 
     def gemm_accumulate_(self, target: Tensor, a: Tensor, b: Tensor) -> None:
         """target += a @ b, the product and the sum in target's dtype or fp32, the wider one."""
@@ -102,7 +115,19 @@ class use_backend:
 
 def chosen_backend() -> str:
     """The name in force: what use_backend set, else ``CODETTA_BACKEND``, else 'auto'."""
-    return _CHOSEN.get(None) or os.environ.get(VARIABLE) or "auto"
+    return _CHOSEN.get(None) or _from_environment() or "auto"
+
+
+# os.environ encodes the name at every look-up, which takes longer than all else that a call asks
+# here; CPython keeps the encoded table in ``_data``.
+_ENVIRONMENT: Any = getattr(os.environ, "_data", None)
+_KEY: Any = os.environ.encodekey(VARIABLE)
+
+
+def _from_environment() -> str | None:
+    if _ENVIRONMENT is None or _KEY in _ENVIRONMENT:
+        return os.environ.get(VARIABLE)
+    return None
 
 
 def default_backend() -> str:

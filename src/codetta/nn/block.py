@@ -211,7 +211,8 @@ def compiled(
     if not wrt or not cotangents:
         return Compiled(schedule(plan), None, ())
     parts: Split = split(joint(plan, wrt, cotangents, rules))
-    return Compiled(schedule(parts.forward), schedule(parts.backward), parts.saved)
+    backward = schedule(parts.backward, parts.private)
+    return Compiled(schedule(parts.forward), backward, parts.saved)
 
 
 @lru_cache(maxsize=64)

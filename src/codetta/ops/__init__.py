@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 
 from codetta.backends.layout import Result, compute_dtype, results
+from codetta.backends.select import backend_for
+from codetta.backends.watched import is_watched
 from codetta.language.program import Program
 from codetta.language.trace import epilogue
 from codetta.language.values import Value
@@ -58,11 +60,12 @@ def run_gemm(
     a is (M, K), b (K, N), ``operands`` in the program's order. The accumulator is fp64 if a or an
     operand is, else fp32. Nothing is checked and no gradient is recorded.
     """
-    arguments = (program.text, a, b, list(operands), tile or (), raw)
     if torch.compiler.is_dynamo_compiling():
-        return GEMM(*arguments)
+        return GEMM(program.text, a, b, list(operands), tile or (), raw)
     with torch._C._AutoDispatchBelowADInplaceOrView():
-        return GEMM(*arguments)
+        if is_watched(a, b):
+            return GEMM(program.text, a, b, list(operands), tile or (), raw)
+        return backend_for(a).gemm(program, a, b, operands, tile, raw)
 
 
 def run_pointwise(

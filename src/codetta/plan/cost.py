@@ -7,21 +7,19 @@ operand dtype, vectors made by finalizers and partials in the accumulator's.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 
 import torch
 
-from codetta.backends.layout import default_tile, results
 from codetta.language.primitives import COST
 from codetta.language.program import Program
-from codetta.language.types import Kind, Type
-from codetta.plan.grouping import FINALIZE, GEMM, MOVE, OPAQUE_KIND, VIEW
+from codetta.language.types import Kind
+from codetta.plan.grouping import FINALIZE, GEMM, OPAQUE_KIND, VIEW
 from codetta.plan.kernels import Kernel
-from codetta.plan.runtime import rows_of
 from codetta.plan.schedule import Schedule
+from codetta.plan.sizes import Sizes, rows_of
 
 
 @dataclass(frozen=True)
@@ -64,8 +62,9 @@ def cost_table(
 
     ``positions`` is the number of rows of the rotary tables (default: as many as tokens).
     """
-    counter = _Counter(schedule, tokens, dtype, vector_dtype, positions or tokens)
-    return [counter.row(k) for k in schedule.kernels if k.kind != VIEW]
+    plan, kernels = schedule.plan, schedule.kernels
+    counter = _Counter(plan, kernels, tokens, dtype, vector_dtype, positions)
+    return [counter.row(k) for k in kernels if k.kind != VIEW]
 
 
 def totals(rows: Iterable[Cost]) -> dict[str, dict[str, int]]:
@@ -78,28 +77,7 @@ def totals(rows: Iterable[Cost]) -> dict[str, dict[str, int]]:
     return found
 
 
-class _Counter:
-    def __init__(
-        self,
-        schedule: Schedule,
-        tokens: int,
-        dtype: torch.dtype,
-        vector_dtype: torch.dtype | None,
-        positions: int,
-    ) -> None:
-        self.plan, self.tokens, self.positions = schedule.plan, tokens, positions
-        self.operand = dtype
-        self.compute = vector_dtype or torch.promote_types(torch.float32, dtype)
-        self.kinds = {k.root: k.kind for k in schedule.kernels}
-        #: bytes of the raw partials of each reduction
-        self.partials = {
-            w: size
-            for k in schedule.kernels
-            if k.program is not None
-            for w, size in zip(k.writes, self.written(k), strict=True)
-            if w < 0
-        }
-
+class _Counter(Sizes):
     def row(self, kernel: Kernel) -> Cost:
         # A GEMM's epilogue loads tiles of a or b again, should it need them.
         gemm = 2 if kernel.kind == GEMM else 0
@@ -114,49 +92,6 @@ class _Counter:
             flops=flops,
             special=special,
         )
-
-    # ---- bytes
-    def written(self, kernel: Kernel) -> list[int]:
-        """Bytes of each value a kernel writes."""
-        if kernel.program is None:
-            return [self.size(w) for w in kernel.writes]
-        m, tile = rows_of(kernel, self.tokens), default_tile(kernel.program)
-        return [
-            math.prod(r.shape(m, kernel.cols, tile))
-            * max(1, len(r.components))
-            * r.storage(self.operand, self.compute).itemsize
-            for r in results(kernel.program, raw=kernel.kind != FINALIZE)
-        ]
-
-    def size(self, r: int) -> int:
-        """Bytes of a reference."""
-        if r < 0:
-            return self.partials[r]
-        node = self.plan.nodes[r]
-        if node.type.kind is Kind.ROTARY:
-            table = self.positions * self.rotary_dim(r) * self.compute.itemsize
-            return table + self.tokens * torch.int64.itemsize
-        return self.elements(node.type) * self.dtype(r).itemsize
-
-    def dtype(self, r: int) -> torch.dtype:
-        """Storage dtype of a value: vectors are wide unless they came in as parameters."""
-        node = self.plan.nodes[r]
-        if node.type.kind is Kind.TILE:
-            return self.operand
-        if node.op == "operand":
-            return self.operand if self.plan.parameter_only[r] else self.compute
-        return self.dtype(node.args[0]) if self.kinds.get(r) in (VIEW, MOVE) else self.compute
-
-    def rotary_dim(self, r: int) -> int:
-        rotations = (n for n in self.plan.nodes if n.op == "rotate" and n.args[1] == r)
-        return int(next(rotations).attr("rotary_dim"))
-
-    def rows(self, type_: Type) -> int:
-        return self.tokens if type_.rows == "M" else int(type_.rows)
-
-    def elements(self, type_: Type) -> int:
-        cols = int(type_.cols) if type_.has_cols else 1
-        return (self.rows(type_) if type_.has_rows else 1) * cols
 
     # ---- arithmetic
     def work(self, kernel: Kernel) -> tuple[int, int]:

@@ -83,11 +83,13 @@ class Split:
         forward: the outputs, then one output ``saved_<n>`` per value saved for the backward.
         backward: gradients from cotangents, saved values, inputs and outputs of the forward.
         saved: names of the forward's outputs the backward reads.
+        private: those of them that the forward returns for the backward alone.
     """
 
     forward: Plan
     backward: Plan
     saved: tuple[str, ...]
+    private: tuple[str, ...] = ()
 
 
 def split(joint: Plan) -> Split:
@@ -128,7 +130,8 @@ def split(joint: Plan) -> Split:
     for i, name in saved.items():
         if i not in named:
             forward.builder.output(name, forward.get(i))
-    return Split(forward.builder.build(), plan, tuple(saved.values()))
+    private = tuple(name for i, name in saved.items() if i not in named)
+    return Split(forward.builder.build(), plan, tuple(saved.values()), private)
 
 
 def _after_cotangents(joint: Plan) -> list[bool]:

@@ -102,7 +102,7 @@ def permutation(attrs: Attrs, rows: int) -> list[int]:
 
 
 def _permuted(ctx: Context, attrs: Attrs, x: Tensor) -> Tensor:
-    return x[_source_rows(tuple(sorted(attrs.items())), x.shape[0], x.device)]
+    return x.index_select(0, _source_rows(tuple(attrs.items()), x.shape[0], x.device))
 
 
 @lru_cache(maxsize=256)
@@ -117,6 +117,14 @@ OPERATIONS["permute_rows"] = Operation(
     lambda d, y, attrs, x: (
         d.tracer.emit("permute_rows", d, **(dict(attrs) | {"inverse": not attrs["inverse"]})),
     ),
+)
+
+
+OPERATIONS["transpose"] = Operation(  # of weights stored (K, N), so that all rules see (N, K)
+    lambda plan, attrs, x: matrix(int(x.cols), int(x.rows)),
+    lambda ctx, attrs, x: x.mT,
+    lambda d, y, attrs, x: (d.tracer.emit("transpose", d),),
+    view=True,
 )
 
 

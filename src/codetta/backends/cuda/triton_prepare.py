@@ -10,7 +10,7 @@ operation.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from codetta.backends.cuda.capture import refuse
 from codetta.backends.cuda.triton_kernels import Kernel, on_device
 from codetta.backends.cuda.triton_launch import DTYPES
 from codetta.backends.cuda.triton_stages import cut
@@ -27,9 +28,9 @@ from codetta.language.program import Operand, Output, Program
 from codetta.language.trace import ProgramTracer
 from codetta.language.types import Kind
 from codetta.language.values import Value, attrs_of
-from codetta.plan.evaluate import evaluate
 from codetta.plan.operations import OPERATIONS
 from codetta.plan.plan import Plan
+from codetta.plan.prepare import prepared, prepared_dtypes
 
 #: Operations that only say where each row comes from.
 _MOVES = frozenset(
@@ -46,41 +47,55 @@ def prepare_weights(plan: Plan, weights: Sequence[Tensor]) -> Tensor:
 
     Computed in fp32 or wider and rounded once. A matrix is stored in the dtype of the first matrix
     among the weights, a vector in that of the arithmetic.
+
+    Raises:
+        ColdCapture: a kernel must be compiled and a stream is being captured.
     """
-    compute = torch.float32
-    for w in weights:
-        compute = torch.promote_types(compute, w.dtype)
-    packing = _packing(plan.text)
-    if packing is None:
-        return _evaluated(plan, weights, compute)
-    stored = weights[packing.first].dtype
-    kernel = _kernel(plan.text, DTYPES[stored], DTYPES[compute], packing.cols.bit_length())
-    tensors: list[Tensor] = []
-    for matrices, vector in packing.reads:
-        if vector is not None:
-            x = weights[vector]
-            column = packing.kinds[vector] is Kind.COL
-            tensors.append(x.reshape(-1, 1) if column else x.reshape(1, -1))
-        else:
-            tensors += [weights[i] for i in matrices]
-    for k, (place, _) in enumerate(packing.maps):
-        tensors.insert(place, _table(plan.text, k, weights[0].device))
-    with on_device(weights[0]):
-        return kernel.run(tensors, packing.rows, packing.cols)[0]
+    key = (plan.text, weights[0].device, *[w.dtype for w in weights])
+    bound = _BOUND.get(key)
+    if bound is None:
+        refuse(plan.name)  # tables are copied to the device
+        packing = _packing(plan.text)
+        bound = _evaluated if packing is None else _Bound(plan, packing, weights)
+        _BOUND[key] = bound
+    return bound(plan, weights)
 
 
-def _evaluated(plan: Plan, weights: Sequence[Tensor], compute: torch.dtype) -> Tensor:
-    named = {i.name: w for i, w in zip(plan.inputs, weights, strict=True)}
-    (result,) = evaluate(plan, compute=compute, **named).values()
-    type_ = plan.nodes[plan.outputs[0].node].type
-    if type_.kind is Kind.COL:
-        return result.reshape(-1, 1).contiguous()
-    if type_.kind is not Kind.TILE:
-        return result.reshape(1, -1).contiguous()
-    matrices = (
-        w.dtype for w, i in zip(weights, plan.inputs, strict=True) if i.type.kind is Kind.TILE
-    )
-    return result.to(next(matrices, compute)).contiguous()
+def _evaluated(plan: Plan, weights: Sequence[Tensor]) -> Tensor:
+    return prepared(plan, weights)
+
+
+class _Bound:
+    """A packing with its kernel and tables, for weights of certain dtypes on one device."""
+
+    def __init__(self, plan: Plan, packing: _Packing, weights: Sequence[Tensor]) -> None:
+        stored, compute = prepared_dtypes(plan, weights)
+        self.kernel = _kernel(plan.text, DTYPES[stored], DTYPES[compute], packing.cols.bit_length())
+        self.rows, self.cols = packing.rows, packing.cols
+        #: Of each tensor of the kernel: which weight, how a vector is shaped; or a table.
+        self.tensors: list[tuple[int, tuple[int, int] | None] | Tensor] = []
+        for matrices, vector in packing.reads:
+            if vector is None:
+                self.tensors += [(i, None) for i in matrices]
+            else:
+                column = packing.kinds[vector] is Kind.COL
+                self.tensors.append((vector, (-1, 1) if column else (1, -1)))
+        for k, (place, _) in enumerate(packing.maps):
+            self.tensors.insert(place, _table(plan.text, k, weights[0].device))
+
+    def __call__(self, plan: Plan, weights: Sequence[Tensor]) -> Tensor:
+        tensors = []
+        for x in self.tensors:
+            if isinstance(x, tuple):
+                i, shape = x
+                tensors.append(weights[i] if shape is None else weights[i].reshape(shape))
+            else:
+                tensors.append(x)
+        with on_device(weights[0]):
+            return self.kernel.run(tensors, self.rows, self.cols)[0]
+
+
+_BOUND: dict[tuple[Any, ...], Callable[[Plan, Sequence[Tensor]], Tensor]] = {}
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +109,6 @@ class _Packing:
             ((), position of the vector).
         maps: (place in the flat list of tensors, (rows, 2): which matrix, which of its rows).
         kinds: kind of each weight.
-        first: position of the first matrix, whose dtype is that of the result.
         rows, cols: of the result.
     """
 
@@ -103,7 +117,6 @@ class _Packing:
     reads: tuple[tuple[tuple[int, ...], int | None], ...]
     maps: tuple[tuple[int, Tensor], ...]
     kinds: tuple[Kind, ...]
-    first: int
     rows: int
     cols: int
 
@@ -184,9 +197,8 @@ class _Reader:
                 reads.append(((), self.position[operand.name]))
             size += 1
         kinds = tuple(i.type.kind for i in self.plan.inputs)
-        first = kinds.index(Kind.TILE)
         sizes = int(self.out.rows), int(self.out.cols)
-        return _Packing(program, tuple(gathered), tuple(reads), tuple(maps), kinds, first, *sizes)
+        return _Packing(program, tuple(gathered), tuple(reads), tuple(maps), kinds, *sizes)
 
 
 def _sources(plan: Plan, i: int, position: dict[str, int]) -> Tensor | None:
