@@ -148,6 +148,10 @@ def target_minus(acc, target):
     return F.one_hot(target.clamp(min=0), acc.shape[1]).to(acc.dtype) * col(inside)
 
 
+def fp8(x: Tensor) -> Tensor:
+    return x.clamp(-448, 448).to(torch.float8_e4m3fn)
+
+
 def layernorm_z(acc, r, mean, s, t):
     return col(r) * acc - col(r * mean) * s + t
 
@@ -196,6 +200,11 @@ ORACLES = {
         "z": acc * col(r), "qkv": rotated(head_normed(acc * col(r), weight, normed), rope),
     },
     "row_scale_lse_target": lambda acc, r, target: softmax_sums(acc * col(r), target),
+    "fp8_scaled": lambda acc, sa, sb: {"result": acc * col(sa) * sb},
+    "fp8_scaled_bias": lambda acc, sa, sb, bias: {"result": acc * col(sa) * sb + bias},
+    "fp8_quantized": lambda acc, sa, sb, scale: {
+        "y": fp8(acc * col(sa) * sb * scale), "amax": (acc * col(sa) * sb).abs().amax(1),
+    },
     "cross_entropy_loss": lambda lse, logit: {"loss": lse - logit},
     "cross_entropy_coefficient": lambda r, grad, expected, logit, dim: {
         "c": r**2 * grad * (expected - logit) / dim,

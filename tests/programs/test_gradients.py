@@ -10,7 +10,8 @@ import codetta
 from codetta.language.types import NUMERIC
 from codetta.programs import catalog
 
-GEMMS = [name for name, entry in catalog().items() if entry.program.has_acc]
+# An fp8 store has no derivative.
+GEMMS = [n for n, e in catalog().items() if e.program.has_acc and n != "fp8_quantized"]
 
 
 @pytest.mark.parametrize("name", GEMMS)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from codetta.language.meaning import NAMED_DTYPES
+from codetta.language.meaning import NAMED_DTYPES, operand_storage
 from codetta.language.primitives import COL_REDUCTIONS, REDUCTION
 from codetta.language.program import Program
 from codetta.language.types import Kind
@@ -66,7 +66,7 @@ class Result:
 
     def storage(self, operand: torch.dtype, compute: torch.dtype) -> torch.dtype:
         if self.dtype == "operand":
-            return operand
+            return operand_storage(operand)
         return compute if self.dtype == "accumulator" else NAMED_DTYPES[self.dtype]
 
 

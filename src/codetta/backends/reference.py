@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from codetta.backends.layout import Tile, default_tile
-from codetta.language.meaning import Context, split_pairs
+from codetta.language.meaning import Context, split_pairs, stored
 from codetta.language.primitives import COL_REDUCTIONS, MEANING, REDUCTION, REDUCTIONS
 from codetta.language.program import Program
 from codetta.language.types import Kind, Type
@@ -73,7 +73,7 @@ def execute(
 def _shaped(value: Tensor, type_: Type, ctx: Context, dtype: str) -> Tensor:
     rows = ctx.m if type_.has_rows else 1
     cols = ctx.cols(type_.cols) if type_.has_cols else 1
-    value = value.expand(rows, cols).to(ctx.dtype(dtype))
+    value = stored(value.expand(rows, cols), ctx.dtype(dtype))
     if type_.kind is Kind.TILE:
         return value.contiguous()
     if type_.kind is Kind.SCALAR:

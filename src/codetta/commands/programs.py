@@ -99,7 +99,7 @@ def _print(console: Console, entry: Entry, cost: Traffic, size: str) -> None:
         _indented(entry.program.signature),
     )
     section("program", _indented(str(entry.program)))
-    if not entry.is_backward:
+    if entry.has_backward:
         backward = backward_of(entry.program)
         section("derived backward", _indented(str(backward)), *_remarks(backward))
     section(f"cost at {size}, bf16, tile 128 x 128", Padding(_cost_table(cost), (0, 0, 0, 2)))
@@ -166,7 +166,7 @@ def _summary(entry: Entry) -> dict[str, Any]:
 def _details(entry: Entry, cost: Traffic) -> dict[str, Any]:
     return _summary(entry) | {
         "program": str(entry.program),
-        "backward": None if entry.is_backward else _backward(backward_of(entry.program)),
+        "backward": _backward(backward_of(entry.program)) if entry.has_backward else None,
         "cost": {
             "read": dict(cost.read),
             "written": dict(cost.written),

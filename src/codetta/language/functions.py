@@ -20,7 +20,7 @@ from codetta.language.types import Kind, Type
 from codetta.language.values import Tracer, Value, author_line
 
 Number = int | float
-DTYPES = ("operand", "accumulator", "bf16", "fp16", "fp32", "fp64")
+DTYPES = ("operand", "accumulator", "bf16", "fp16", "fp32", "fp64", "e4m3", "e5m2")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,12 @@ class Store:
 
 
 def store(x: Value, dtype: str) -> Store:
-    """Store ``x`` in ``dtype``: 'operand' (that of a, the default), 'accumulator', 'bf16', ..."""
+    """Store ``x`` in ``dtype``: 'operand' (that of a, the default), 'accumulator', 'bf16', ...
+
+    'operand' is bf16 where a is fp8: nothing is rounded to fp8 without being told so. 'e4m3' and
+    'e5m2' saturate: what lies beyond ±448 (±57344), infinities included, is stored as that bound;
+    NaN stays NaN.
+    """
     return Store(_value(x, "store"), _dtype(dtype, "store"))
 
 

@@ -48,7 +48,7 @@ class Context:
     def dtype(self, name: str) -> torch.dtype:
         """Storage dtype by its name in the language."""
         if name == "operand":
-            return self.operand
+            return operand_storage(self.operand)
         if name == "accumulator":
             return self.compute
         return NAMED_DTYPES[name]
@@ -59,7 +59,24 @@ NAMED_DTYPES = {
     "fp16": torch.float16,
     "fp32": torch.float32,
     "fp64": torch.float64,
+    "e4m3": torch.float8_e4m3fn,
+    "e5m2": torch.float8_e5m2,
 }
+FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+def operand_storage(a: torch.dtype) -> torch.dtype:
+    """What 'operand' stands for where a has this dtype: fp8 products are stored in bf16."""
+    return torch.bfloat16 if a in FP8 else a
+
+
+def stored(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x rounded to nearest in a storage dtype. fp8 saturates, as the conversion of GPUs does (what
+    the cast of PyTorch makes of too large numbers depends on its version); NaN stays NaN."""
+    if dtype in FP8:
+        largest = torch.finfo(dtype).max
+        x = x.clamp(-largest, largest)
+    return x.to(dtype)
 
 
 # ---------------------------------------------------------------------------- elementwise
@@ -100,7 +117,7 @@ def _pow(ctx: Context, attrs: Attrs, x: Tensor) -> Tensor:
 
 @MEANING.rule("round_to")
 def _round_to(ctx: Context, attrs: Attrs, x: Tensor) -> Tensor:
-    return x.to(ctx.dtype(attrs["dtype"])).to(ctx.compute)
+    return stored(x, ctx.dtype(attrs["dtype"])).to(ctx.compute)
 
 
 @MEANING.rule("broadcast")

@@ -155,6 +155,10 @@ class Program:
     def __hash__(self) -> int:
         return hash(self.text)
 
+    def __eq__(self, other: object) -> bool:
+        # Caches compare programs on every call; node by node that takes tens of microseconds.
+        return self is other or (isinstance(other, Program) and self.text == other.text)
+
     @cached_property
     def digest(self) -> str:
         """Hex SHA-256 of the text, for cache keys."""

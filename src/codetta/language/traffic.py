@@ -23,7 +23,9 @@ from codetta.language.types import Kind, Type
 from codetta.language.values import Node
 
 #: Bytes of a storage dtype by its name in the language; 'operand' and 'accumulator' are given.
-BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8}
+BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8, "e4m3": 1, "e5m2": 1}
+#: Bytes of what is stored in, or loaded as, the operand dtype: where a is fp8, that is bf16.
+_NARROWEST = 2
 #: Results that are only another view of their arguments' registers.
 _VIEWS = frozenset({"unpack", "pack", "broadcast", "ungroup"})
 _INDEX_BYTES = 8
@@ -98,12 +100,16 @@ class _Sizes:
     operand_bytes: int
     compute_bytes: int
 
+    @property
+    def tile_bytes(self) -> int:
+        return max(self.operand_bytes, _NARROWEST)
+
     def elements(self, type_: Type) -> int:
         rows = self.m if type_.has_rows else 1
         return rows * (int(type_.cols * self.n) if type_.has_cols else 1)
 
     def bytes_of(self, dtype: str) -> int:
-        known = {"operand": self.operand_bytes, "accumulator": self.compute_bytes}
+        known = {"operand": self.tile_bytes, "accumulator": self.compute_bytes}
         return known[dtype] if dtype in known else BYTES[dtype]
 
 
@@ -115,7 +121,7 @@ def _operand_bytes(program: Program, name: str, type_: Type, sizes: _Sizes) -> i
         dims = [x.attr("rotary_dim") for x in program.nodes if leaf in x.args]
         return sizes.m * (max(dims) * sizes.compute_bytes + _INDEX_BYTES)
     wide = type_.kind is Kind.TILE
-    return sizes.elements(type_) * (sizes.operand_bytes if wide else sizes.compute_bytes)
+    return sizes.elements(type_) * (sizes.tile_bytes if wide else sizes.compute_bytes)
 
 
 def _is_operand(node: Node, name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Ready programs, one file per family: norm, gated, rotary, pointwise, loss, gradient.
+"""Ready programs, one file per family: norm, gated, rotary, pointwise, loss, fp8, gradient.
 
     from codetta import programs
 
@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 from codetta.programs.catalog import Entry, catalog
+from codetta.programs.fp8 import fp8_quantized, fp8_scaled, fp8_scaled_bias
 from codetta.programs.gated import geglu, row_scale_geglu, row_scale_swiglu, swiglu
 from codetta.programs.gradient import (
     bias_gelu_backward,
@@ -68,14 +69,15 @@ from codetta.programs.rotary import (
 
 __all__ = [
     "Entry", "bias", "bias_gelu", "bias_gelu_backward", "bias_residual", "catalog",
-    "cross_entropy_backward", "cross_entropy_coefficient", "cross_entropy_loss", "geglu",
-    "geglu_backward", "identity", "layernorm_apply", "layernorm_apply_backward",
-    "layernorm_apply_gelu", "layernorm_gelu_backward", "layernorm_link_coefficients",
-    "layernorm_link_dgrad", "layernorm_link_wgrad", "layernorm_statistics", "qk_norm_rotary",
-    "qk_norm_rotary_backward", "relu_squared", "residual", "residual_rms", "residual_ssq",
-    "rms_link_coefficient", "rms_link_dgrad", "rms_link_dgrad_folded", "rms_link_dgrad_frozen",
-    "rms_link_dgrad_last", "rms_link_dgrad_unscaled", "rms_link_wgrad", "rms_scale",
-    "rotary_backward", "row_layernorm", "row_rms", "row_scale", "row_scale_bias",
-    "row_scale_bias_backward", "row_scale_geglu", "row_scale_lse_target", "row_scale_rotary",
-    "row_scale_swiglu", "softcap", "swiglu", "swiglu_backward", "swiglu_backward_unscaled",
+    "cross_entropy_backward", "cross_entropy_coefficient", "cross_entropy_loss", "fp8_quantized",
+    "fp8_scaled", "fp8_scaled_bias", "geglu", "geglu_backward", "identity", "layernorm_apply",
+    "layernorm_apply_backward", "layernorm_apply_gelu", "layernorm_gelu_backward",
+    "layernorm_link_coefficients", "layernorm_link_dgrad", "layernorm_link_wgrad",
+    "layernorm_statistics", "qk_norm_rotary", "qk_norm_rotary_backward", "relu_squared", "residual",
+    "residual_rms", "residual_ssq", "rms_link_coefficient", "rms_link_dgrad",
+    "rms_link_dgrad_folded", "rms_link_dgrad_frozen", "rms_link_dgrad_last",
+    "rms_link_dgrad_unscaled", "rms_link_wgrad", "rms_scale", "rotary_backward", "row_layernorm",
+    "row_rms", "row_scale", "row_scale_bias", "row_scale_bias_backward", "row_scale_geglu",
+    "row_scale_lse_target", "row_scale_rotary", "row_scale_swiglu", "softcap", "swiglu",
+    "swiglu_backward", "swiglu_backward_unscaled",
 ]  # fmt: skip

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from codetta.language import Program
-from codetta.programs import gated, gradient, loss, norm, pointwise, rotary
+from codetta.programs import fp8, gated, gradient, loss, norm, pointwise, rotary
 
 _CODA = "Guo et al., arXiv 2605.19269"
 _RMS = "Zhang and Sennrich, arXiv 1910.07467"
@@ -23,6 +23,7 @@ _GLU = "Shazeer, arXiv 2002.05202"
 _ROPE = "Su et al., arXiv 2104.09864"
 _QK = "Henry et al., arXiv 2010.04245"
 _GELU = "Hendrycks and Gimpel, arXiv 1606.08415"
+_FP8 = "Micikevicius et al., arXiv 2209.05433"
 _LSE = "Milakov and Gimelshein, arXiv 1805.02867"
 
 
@@ -59,6 +60,11 @@ class Entry:
         return self.family == "gradient" or last in ("backward", "coefficient")
 
     @property
+    def has_backward(self) -> bool:
+        """Whether a backward is derived: of no part of a backward, and of no fp8 kernel."""
+        return not self.is_backward and self.family != "fp8"
+
+    @property
     def program(self) -> Program:
         """The Program itself, or the factory's example."""
         return self.make if isinstance(self.make, Program) else self.make(**self.arguments)
@@ -86,7 +92,8 @@ def _entry(
 
 
 def _entries() -> Iterator[Entry]:
-    for family in (_pointwise, _norm, _gated, _rotary, _loss, _rms_link, _gates, _layernorm_link):
+    forward = (_pointwise, _norm, _gated, _rotary, _loss, _fp8)
+    for family in (*forward, _rms_link, _gates, _layernorm_link):
         yield from family()
 
 
@@ -216,6 +223,21 @@ def _loss() -> Iterator[Entry]:
     yield _entry(
         e, "cross_entropy_coefficient", "c = r² grad (expected − logit) / dim",
         "The coefficient of the final norm's backward, known before dz is.",
+    )  # fmt: skip
+
+
+def _fp8() -> Iterator[Entry]:
+    f = fp8
+    yield _entry(
+        f, "fp8_scaled", "sa ⊙ acc ⊙ sb",
+        "A product of fp8 matrices quantized by row and by column (by tensor: equal scales), "
+        "stored in bf16.", _FP8,
+    )  # fmt: skip
+    yield _entry(f, "fp8_scaled_bias", "sa ⊙ acc ⊙ sb + bias", "fp8_scaled with a bias.", _FP8)
+    yield _entry(
+        f, "fp8_quantized", "z = sa ⊙ acc ⊙ sb, y = scale z, amax = max |z|",
+        "fp8_scaled stored in fp8 ('e4m3', or 'e5m2' for gradients), with the largest magnitude "
+        "of each row; with raw=True, of each row of each tile. y saturates.", _FP8, dtype="e4m3",
     )  # fmt: skip
 
 
