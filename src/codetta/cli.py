@@ -34,6 +34,10 @@ _COMMANDS = {
         "codetta.commands.programs:programs_command",
         "List the ready programs, or print one.",
     ),
+    "tune": _Command(
+        "codetta.commands.tune:tune_command",
+        "Search tile configurations on this GPU, and keep the winners.",
+    ),
     "env": _Command(
         "codetta.environment:env_command",
         "Print what a bug report needs.",

@@ -1,0 +1,1 @@
+"""Choosing configurations by measurement: what to try, what it costs, what won."""
