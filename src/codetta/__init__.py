@@ -23,17 +23,22 @@ from codetta._version import __version__
 
 if TYPE_CHECKING:
     from codetta import errors, language, nn, ops, plan, programs
+    from codetta.backends.cuda.configs import Configuration, use_configuration
+    from codetta.backends.precision import fp8_accumulation
     from codetta.backends.select import use_backend
     from codetta.backward import vjp
     from codetta.functional import gemm, gemm_accumulate_, rotary_table
     from codetta.language.program import Program
     from codetta.language.trace import epilogue
+    from codetta.tuning.tune import tune
 
 __all__ = [
+    "Configuration",
     "Program",
     "__version__",
     "epilogue",
     "errors",
+    "fp8_accumulation",
     "gemm",
     "gemm_accumulate_",
     "language",
@@ -42,18 +47,24 @@ __all__ = [
     "plan",
     "programs",
     "rotary_table",
+    "tune",
     "use_backend",
+    "use_configuration",
     "vjp",
 ]
 
 #: Public name -> module that defines it. A name missing here is a submodule.
 _HOMES = {
+    "Configuration": "codetta.backends.cuda.configs",
     "Program": "codetta.language.program",
     "epilogue": "codetta.language.trace",
+    "fp8_accumulation": "codetta.backends.precision",
     "gemm": "codetta.functional",
     "gemm_accumulate_": "codetta.functional",
     "rotary_table": "codetta.functional",
+    "tune": "codetta.tuning.tune",
     "use_backend": "codetta.backends.select",
+    "use_configuration": "codetta.backends.cuda.configs",
     "vjp": "codetta.backward",
 }
 

@@ -18,6 +18,8 @@ from codetta.errors import (
     BadTile,
     DeviceMismatch,
     DtypeMismatch,
+    Fp8NeedsNoGrad,
+    Fp8Pair,
     InnerMismatch,
     MissingOperand,
     NotAProgram,
@@ -30,10 +32,17 @@ from codetta.errors import (
     UnsupportedDtype,
     UnsupportedTensor,
 )
+from codetta.language.meaning import FP8
 from codetta.language.primitives import PRIMITIVES
 from codetta.language.program import Program
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+#: Allowed dtypes of a and b where they are fp8; torch._scaled_mm takes the same.
+FP8_PAIRS = (
+    (torch.float8_e4m3fn, torch.float8_e4m3fn),
+    (torch.float8_e5m2, torch.float8_e4m3fn),
+    (torch.float8_e4m3fn, torch.float8_e5m2),
+)
 INDICES = (torch.int64, torch.int32)
 _PLAIN = (Tensor, torch.nn.Parameter)
 
@@ -58,6 +67,7 @@ class CallSpec(NamedTuple):
     granule: int
     reason: str
     heads: tuple[tuple[int, int, int, int], ...]  # (heads, head_dim, width numerator, denominator)
+    stores_fp8: str  # name of the first output stored in fp8, or ""
 
 
 @lru_cache(maxsize=1024)
@@ -86,6 +96,7 @@ def call_spec(program: Program) -> CallSpec:
         program.granule,
         _granule_reason(program),
         tuple(heads),
+        next((o.name for o in program.outputs if o.dtype in ("e4m3", "e5m2")), ""),
     )
 
 
@@ -168,9 +179,12 @@ def check_matrices(a: Tensor, b: Tensor) -> None:
     if a.shape[-1] != b.shape[0]:
         raise InnerMismatch(a=tuple(a.shape), b=tuple(b.shape), ka=a.shape[-1], kb=b.shape[0])
     for name, x in (("a", a), ("b", b)):
-        if x.dtype not in FLOATS:
-            raise UnsupportedDtype(name=name, given=x.dtype, allowed=_names(FLOATS))
-    if a.dtype != b.dtype:
+        if x.dtype not in FLOATS and x.dtype not in FP8:
+            raise UnsupportedDtype(name=name, given=x.dtype, allowed=_names(FLOATS + FP8))
+    if a.dtype in FP8 or b.dtype in FP8:
+        if (a.dtype, b.dtype) not in FP8_PAIRS:
+            raise Fp8Pair(a=a.dtype, b=b.dtype)
+    elif a.dtype != b.dtype:
         raise DtypeMismatch(a=a.dtype, b=b.dtype)
     if a.device != b.device:
         raise DeviceMismatch(given=f"a on {a.device}, b on {b.device}")
@@ -227,7 +241,20 @@ def canonical_operands(
         dtype = torch.float64 if wide else torch.float32
         for i, number in scalars:
             flat[i] = torch.full((1, 1), number, dtype=dtype, device=a.device)
+    if (a.dtype in FP8 or spec.stores_fp8) and torch.is_grad_enabled():
+        _refuse_gradient(spec, a, b, given)
     return flat
+
+
+def _refuse_gradient(spec: CallSpec, a: Tensor, b: Tensor, given: Mapping[str, Any]) -> None:
+    """fp8 is for kernels: what a gradient through a quantization means is the caller's."""
+    what = f"a in {a.dtype}" if a.dtype in FP8 else f"an fp8 store, {spec.stores_fp8!r}"
+    named: list[tuple[str, Any]] = [("a", a), ("b", b)]
+    for name, value in given.items():
+        named += [(name, x) for x in (value if isinstance(value, tuple | list) else (value,))]
+    for name, x in named:
+        if isinstance(x, Tensor) and x.requires_grad:
+            raise Fp8NeedsNoGrad(program=spec.name, what=what, name=name)
 
 
 def _wrong_names(spec: CallSpec, given: Mapping[str, Any]) -> NoReturn:

@@ -320,6 +320,16 @@ class DtypeMismatch(CallError, TypeError):
     right = "codetta.gemm(a, b)"
 
 
+class Fp8Pair(CallError, TypeError):
+    template = (
+        "a has dtype {a} and b has dtype {b}. The fp8 products are float8_e4m3fn x float8_e4m3fn, "
+        "float8_e5m2 x float8_e4m3fn and float8_e4m3fn x float8_e5m2: quantize the other operand, "
+        "or convert the fp8 one with .to(...)."
+    )
+    wrong = "codetta.gemm(a.to(torch.float8_e4m3fn), b)"
+    right = "codetta.gemm(a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn))"
+
+
 class DeviceMismatch(CallError, ValueError):
     template = "the tensors of one call lie on different devices: {given}. Move them to one device."
     wrong = "codetta.gemm(a, b.to('meta'))"
@@ -463,6 +473,24 @@ class NotDifferentiable(CallError, RuntimeError):
     )
 
 
+class Fp8NeedsNoGrad(CallError, RuntimeError):
+    template = (
+        "program {program!r} runs with {what}, through which no gradient is defined, but {name} "
+        "requires grad. Call it under torch.no_grad() or detach {name}; for a gradient, write the "
+        "autograd.Function of your fp8 recipe around such calls."
+    )
+    wrong = (
+        "p, sa, sb = codetta.programs.fp8_scaled, torch.ones(a.shape[0]), torch.ones(b.shape[1])\n"
+        "x, y = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn)\n"
+        "codetta.gemm(x.requires_grad_(), y, p, sa=sa, sb=sb)"
+    )
+    right = (
+        "p, sa, sb = codetta.programs.fp8_scaled, torch.ones(a.shape[0]), torch.ones(b.shape[1])\n"
+        "x, y = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn)\n"
+        "codetta.gemm(x, y, p, sa=sa, sb=sb)"
+    )
+
+
 class DoubleBackward(CallError, RuntimeError):
     template = (
         "codetta defines first derivatives only; the backward of {program!r} was itself to be "
@@ -495,6 +523,34 @@ class BackendUnavailable(CallError, RuntimeError):
     template = "backend {given!r} cannot run here: {reason}. {fix}"
     wrong = "with codetta.use_backend('cuda'):\n    codetta.gemm(a, b)"
     right = "with codetta.use_backend('auto'):\n    codetta.gemm(a, b)"
+
+
+class ColdCapture(CallError, RuntimeError):
+    template = (
+        "a kernel of program {program!r} is not compiled yet, and a CUDA graph is being captured, "
+        "which compiling would break. Run the step once with the same inputs before the capture."
+    )
+    wrong = ""
+    right = ""
+
+
+class NothingToTune(CallError, ValueError):
+    template = (
+        "{what!r} was run once to see what it launches, and no fused GEMM kernel was among it. "
+        "Tune a call on bf16 or fp16 CUDA tensors that runs on the fused backend, or a Program."
+    )
+    wrong = ""
+    right = ""
+
+
+class TooLarge(CallError, ValueError):
+    template = (
+        "program {program!r} was called with {given}; the fused kernels count rows and columns in "
+        "32 bits, 2147418112 at most. Cut the rows (or the weight) into several calls, or use the "
+        "reference backend."
+    )
+    wrong = ""
+    right = ""
 
 
 # ------------------------------------------------------------------------------------- plans

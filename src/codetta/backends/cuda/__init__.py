@@ -3,6 +3,7 @@
 rules.py, lowering.py, source.py   from a Program to the text of a QuACK epilogue
 operations.py                      epilogue operations that QuACK lacks
 quack.py                           every import of QuACK and the CuTe DSL
-configs.py                         tile configurations and where they come from
+configs.py                         tile configurations, and which one a kernel gets
+shipped.py, config_cache.py        measured ones: the package's, the user's
 launch.py                          the backend: arrays in, arrays out
 """

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from codetta.backends.cuda import arrays
-from codetta.backends.cuda.configs import candidates
+from codetta.backends.cuda.assembly import fp8_options
+from codetta.backends.cuda.configs import choose, layout_of
+from codetta.backends.cuda.feeds import sides
 from codetta.backends.cuda.launch import DTYPES, accumulator
 from codetta.backends.cuda.lowering import lower
 from codetta.language import Program, Tile, epilogue, store
@@ -39,11 +41,15 @@ def accumulate_(target: Tensor, a: Tensor, b: Tensor) -> bool:
         return False
     from codetta.backends.cuda import plans, quack
 
-    a, b = arrays.matrix(a), arrays.matrix(b)
+    feed_a, feed_b = sides(a, b)
+    a, b = feed_a(a), feed_b(b)
     lowered = lower(_PROGRAMS[target.dtype], DTYPES[a.dtype])
-    config = next(candidates(lowered))
+    sizes = a.shape[0], b.shape[1], a.shape[1]
+    config = choose(lowered, *sizes, layout_of(a, b), device=a.device.index)
+    assert config is not None
     add = target.dtype is torch.float32
     c = None if add else target
-    made = plans.kernel(lowered.source, config, a, b, target, c, {}, add_to_output=add)
+    options = fp8_options(a) | {"program": "gemm_accumulate_"}
+    made = plans.kernel(lowered.source, config, a, b, target, c, {}, add_to_output=add, **options)
     quack.launch(made, a, b, target, c, {})
     return True

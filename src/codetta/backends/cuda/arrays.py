@@ -15,6 +15,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from codetta.backends.cuda.capture import capturing
+
 _TMA_BYTES = 16
 
 
@@ -45,6 +47,11 @@ def empty_matrix(
     return padded if padded.shape[1] == cols else padded[:, :cols]
 
 
+def k_major(x: Tensor) -> Tensor:
+    """x (rows, K) with contiguous rows: fp8 tensor cores read no other layout on Hopper."""
+    return matrix(x, either=False)
+
+
 def is_vector(x: Tensor) -> bool:
     """Whether the (n, 1) or (1, n) array x can be loaded as a vector where it lies.
 
@@ -64,8 +71,13 @@ def vector(x: Tensor) -> Tensor:
 
 
 def indices(x: Tensor) -> Tensor:
-    """An index column (M, 1) as a contiguous vector (M,)."""
+    """An index column (M, 1) as a contiguous vector (M,).
+
+    The kernel compares 32 bits: what lies beyond them must stay outside of the columns.
+    """
     flat = x.reshape(-1).contiguous()
+    if flat.dtype is torch.int64:
+        flat = flat.clamp(-1, 2**31 - 1).to(torch.int32)
     return flat if flat.data_ptr() % (4 * flat.element_size()) == 0 else flat.clone()
 
 
@@ -84,29 +96,20 @@ def row_part(x: Tensor, part: int) -> Tensor:
     return x.reshape(-1)[part::2].to(torch.float32, copy=True)
 
 
-def rotary(table: Tensor, positions: Tensor, head_dim: int, columns: int) -> Tensor:
-    """cos and sin by turns, (M, columns), from the table [cos | sin] (P, rotary_dim).
-
-    Heads follow each other; the columns behind rotary_dim in a head are zero and not used.
-    """
-    m, dim = positions.shape[0], table.shape[1]
-    gathered = table.index_select(0, positions.reshape(-1))
-    turns = gathered.reshape(m, 2, dim // 2).transpose(1, 2).reshape(m, dim)
-    if dim < head_dim:
-        turns = torch.nn.functional.pad(turns, (0, head_dim - dim))
-    return turns.repeat(1, columns // head_dim) if columns > head_dim else turns.contiguous()
-
-
 # ---------------------------------------------------------------------------------- constants
 _KEPT: dict[tuple[object, ...], Tensor] = {}
 
 
 def _kept(key: tuple[object, ...], make: Callable[[], Tensor], device: torch.device) -> Tensor:
-    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        return _KEPT[key] if key in _KEPT else make()
-    if key not in _KEPT:
-        _KEPT[key] = make()
-    return _KEPT[key]
+    if key in _KEPT:
+        return _KEPT[key]
+    made = make()
+    if capturing():
+        return made
+    if device.type == "cuda":  # once; the next to read it may be another stream
+        torch.cuda.current_stream(device).synchronize()
+    _KEPT[key] = made
+    return made
 
 
 def ones(n: int, device: torch.device) -> Tensor:

@@ -10,17 +10,15 @@ import torch
 from torch import Tensor
 
 from codetta.backends.cuda import feeds
-from codetta.backends.cuda.configs import Configuration, candidates
+from codetta.backends.cuda.configs import Configuration, choose, layout_of
 from codetta.backends.cuda.feeds import Feed
-from codetta.backends.cuda.forms import PAIR, Lowered, Partials, Sink, storage
+from codetta.backends.cuda.forms import MAINLOOP, PAIR, STATES, Lowered, Partials, Sink, storage
 from codetta.backends.cuda.lowering import lower
 from codetta.backends.cuda.rules import NotLowerable
+from codetta.backends.precision import fp8_fast
 from codetta.language.meaning import NAMED_DTYPES
 from codetta.language.primitives import REDUCTION
 from codetta.language.program import Program
-
-_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
-_LARGEST = 2**31 - 2**16  # coordinates are 32-bit; sizes in elements are not limited
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,22 +72,6 @@ class Call:
     plan: Any = None
     launch: Callable[..., None] = _not_compiled
 
-    def run(
-        self, a: Tensor, b: Tensor, operands: Sequence[Tensor]
-    ) -> tuple[dict[str, Tensor], dict[int, tuple[Tensor, ...]]]:
-        """Launch; stores by output name, and raw partials by node number."""
-        arguments, d = self.prepare(operands)
-        c = self.feed_c(operands) if self.feed_c is not None else None
-        self.launch(self.plan, self.feed_a(a), self.feed_b(b), d, c, arguments)
-        made: dict[str, Tensor] = {}
-        for output, memory in self.stores:
-            x = arguments[memory.name] if memory.name else d
-            made[output] = (memory.kept(x) if memory.whole else x).contiguous()
-        return made, {
-            p.node: self.parts(p, [arguments[name] for name in p.sinks])
-            for p in self.lowered.partials
-        }
-
     def compiled(self, a: Tensor, b: Tensor, operands: Sequence[Tensor]) -> Call:
         """The call with its kernel; only the metadata of the tensors counts."""
         arguments, d = self.prepare(operands)
@@ -100,7 +82,8 @@ class Call:
         a, b = self.feed_a(a), self.feed_b(b)
         from codetta.backends.cuda import plans, quack  # imports QuACK
 
-        plan = plans.kernel(self.lowered.source, self.config, a, b, d, c, arguments)
+        options = fp8_options(a) | {"program": self.lowered.program.name}
+        plan = plans.kernel(self.lowered.source, self.config, a, b, d, c, arguments, **options)
         return replace(self, plan=plan, launch=quack.launch)
 
     def prepare(self, operands: Sequence[Tensor]) -> tuple[dict[str, Any], Any]:
@@ -109,10 +92,8 @@ class Call:
         arguments = {name: feed(operands) for name, feed in self.feeds}
         for sink in self.sinks:
             arguments[sink.name] = torch.empty(sink.shape, dtype=sink.dtype, device=device)
-        for sink_name, index_name in self.selects:  # -Inf is the one value the kernel leaves out
-            index = arguments[index_name]
-            inside = (index >= 0) & (index < self.sizes[1])
-            arguments[sink_name].zero_().masked_fill_(inside, float("-inf"))
+        for sink_name, index_name in self.selects:
+            self.start_select(arguments[sink_name], arguments[index_name])
         d: Any = None
         for _, memory in self.stores:
             x = torch.empty(memory.shape, dtype=memory.dtype, device=device)
@@ -122,6 +103,14 @@ class Call:
             else:
                 d = x
         return arguments, d
+
+    def start_select(self, sink: Tensor, index: Tensor) -> None:
+        """-Inf, the one value that the kernel leaves out, where a column is selected; else 0."""
+        torch.log(index.clamp(0, self.sizes[1] - 1) != index, out=sink)  # of 0 and 1
+
+    def components(self, p: Partials) -> int:
+        """Number of tensors that are the raw partial."""
+        return len(REDUCTION[self.lowered.program.nodes[p.node].op].components)
 
     def parts(self, p: Partials, buffers: list[Tensor]) -> tuple[Tensor, ...]:
         first = buffers[0]
@@ -135,10 +124,16 @@ class Call:
             m, tile_m = self.sizes[0], self.config.tile_m
             whole = torch.nn.functional.pad(first, (0, 0, 0, -m % tile_m))
             return (whole.reshape(-1, tile_m, first.shape[1]).sum(1),)
-        count = len(REDUCTION[self.lowered.program.nodes[p.node].op].components)
         if first.ndim == 3:
-            return tuple(first[:count])
+            return first.unbind(0)[: self.components(p)]
         return (first[:, None] if first.ndim == 1 else first,)
+
+
+def fp8_options(a: Tensor) -> dict[str, Any]:
+    """Of QuACK's build: for fp8 its own default is to add up outside of the tensor cores."""
+    if a.element_size() > 1:
+        return {}
+    return {"attributes": (("fp8_slow_accum", not fp8_fast()),)}
 
 
 # --------------------------------------------------------------------------------- describing
@@ -157,11 +152,11 @@ def describe(
     Raises:
         NotLowerable: with the reason.
     """
-    operand, m, n = _NAMES[a.dtype], a.shape[0], b.shape[1]
-    if max(m, n, a.shape[1]) > _LARGEST:
-        raise NotLowerable(f"an extent above {_LARGEST}")
+    operand, m, n = MAINLOOP[a.dtype], a.shape[0], b.shape[1]
     plain = lower(program, operand, vectorize=vectorize)
-    config = config or next(candidates(plain, tile), None)
+    if config is None:
+        shape = m, n, a.shape[1]
+        config = choose(plain, *shape, layout_of(a, b), tile, a.device.index, operands)
     if config is None:
         raise NotLowerable(f"no configuration with the tile {tile}")
     over = {s.over for s in plain.sinks}
@@ -173,8 +168,7 @@ def describe(
         config,
         (m, n),
         a.device,
-        feeds.side(a),
-        feeds.side(b),
+        *feeds.sides(a, b),
         feeds.c_feed(lowered, operands),
         feeds.all_feeds(lowered, operands, m, n, a.device),
         _stores(lowered, m, n),
@@ -201,21 +195,18 @@ def _stores(lowered: Lowered, m: int, n: int) -> tuple[tuple[str, Memory], ...]:
     return tuple(found)
 
 
-_PLANES = {"softmax": 2, "softmean": 3, "moments": 3}
-
-
 def _sink(sink: Sink, config: Configuration, m: int, n: int) -> Memory:
     shape: tuple[int, ...] = (m, -(-n // config.tile_n))
     if sink.fold == "select":
         shape = (m,)
     elif sink.over == "m":
         shape = (-(-m // config.tile_m), n)
-    elif sink.fold in _PLANES:
-        shape = (_PLANES[sink.fold], *shape)
+    elif sink.fold in STATES:
+        shape = (STATES[sink.fold], *shape)
     return Memory(sink.name, shape, torch.float32)
 
 
 def _shared(lowered: Lowered) -> bool:
     """Whether raw partials may share memory: planes of one buffer, or two reductions of one."""
     used = [name for p in lowered.partials for name in p.sinks]
-    return len(set(used)) < len(used) or any(s.fold in _PLANES for s in lowered.sinks)
+    return len(set(used)) < len(used) or any(STATES.get(s.fold, 0) > 1 for s in lowered.sinks)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from functools import partial
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from codetta.backends.cuda import arrays
 from codetta.backends.cuda.forms import ELEMENT, PACKED, PAIR, Load, Lowered, period, storage
+from codetta.backends.cuda.rotary import rotary
 from codetta.backends.cuda.rules import NotLowerable
 from codetta.language.meaning import NAMED_DTYPES
 from codetta.language.program import Program
@@ -20,6 +21,25 @@ from codetta.language.types import Kind
 #: From the call's operands to one parameter of the kernel.
 Feed = Callable[[Sequence[Tensor]], Any]
 _FP32_INTEGERS = 2**24
+
+
+class Inline:
+    """A feed that is an expression of ``t``, the operands; a bound call (bound.py) contains it."""
+
+    __slots__ = ("call", "text")
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.call = _expression(text)
+
+    def __call__(self, t: Sequence[Tensor]) -> Any:
+        return self.call(t)
+
+
+@lru_cache(maxsize=1024)
+def _expression(text: str) -> Feed:
+    made: Feed = eval(f"lambda t: {text}")
+    return made
 
 
 def _positions(program: Program) -> dict[str, int]:
@@ -31,11 +51,23 @@ def _positions(program: Program) -> dict[str, int]:
     return found
 
 
-def side(x: Tensor) -> Callable[[Tensor], Tensor]:
-    return _itself if arrays.is_matrix(x, either=True) else arrays.matrix
+def sides(a: Tensor, b: Tensor) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
+    """From a (M, K) and b (K, N) to what the mainloop reads."""
+    if a.element_size() > 1:
+        return _side(a), _side(b)
+    feed_a = itself if arrays.is_matrix(a, either=False) else arrays.k_major
+    return feed_a, itself if arrays.is_matrix(b.t(), either=False) else _columns_k_major
 
 
-def _itself(x: Tensor) -> Tensor:
+def _side(x: Tensor) -> Callable[[Tensor], Tensor]:
+    return itself if arrays.is_matrix(x, either=True) else arrays.matrix
+
+
+def _columns_k_major(b: Tensor) -> Tensor:
+    return arrays.k_major(b.t()).t()
+
+
+def itself(x: Tensor) -> Tensor:
     return x
 
 
@@ -46,7 +78,7 @@ def _matrix_feed(lowered: Lowered, load: Load, x: Tensor, i: int) -> Feed:
             raise NotLowerable(f"operand {load.operand!r} in {x.dtype}, which is not D's dtype")
     either = lowered.mode == ELEMENT
     if arrays.is_matrix(x, either=either):
-        return lambda operands: operands[i]
+        return Inline(f"t[{i}]")
     return lambda operands: arrays.matrix(operands[i], either=either)
 
 
@@ -76,12 +108,12 @@ def all_feeds(
         elif load.port == "onehot" and n > _FP32_INTEGERS:
             raise NotLowerable(f"onehot over more than {_FP32_INTEGERS} columns")
         else:
-            feed = _FEEDS[load.port](load, i, m, n, device)
+            feed = _FEEDS[load.port](load, i, m, n, operands[i] if operands else None, device)
         feeds.append((load.name, feed))
     for sink in lowered.sinks:
         if sink.fold == "select":
             i = at[sink.operand]
-            feeds.append((f"index_{sink.operand}", _of_operand(arrays.indices, None, i)))
+            feeds.append((f"index_{sink.operand}", _indices(i)))
     return tuple(feeds)
 
 
@@ -91,39 +123,61 @@ def _row_feed(lowered: Lowered, load: Load, x: Tensor, i: int) -> Feed:
         return lambda operands: arrays.half_row(operands[i])
     if lowered.mode == PACKED and width == 2:
         return lambda operands: arrays.row_part(operands[i], load.part)
+    return _vector(load, i, m=0, n=0, x=x, device=x.device)
+
+
+def _vector(load: Load, i: int, m: int, n: int, x: Tensor, device: torch.device) -> Feed:
+    # Calls are told apart by alignment to 16 bytes, which four elements of 64 bits exceed.
+    if arrays.is_vector(x) and x.element_size() <= 4:
+        return Inline(f"t[{i}].reshape(-1)")
     return lambda operands: arrays.vector(operands[i])
 
 
-def _extent(load: Load, i: int, m: int, n: int, device: torch.device) -> Feed:
+def _number(load: Load, i: int, m: int, n: int, x: Tensor, device: torch.device) -> Feed:
+    if x.dtype is torch.float32:
+        return Inline(f"t[{i}].reshape(1)")
+    return lambda operands: arrays.number(operands[i])
+
+
+def _index(load: Load, i: int, m: int, n: int, x: Tensor, device: torch.device) -> Feed:
+    return _indices(i)
+
+
+def _indices(i: int) -> Feed:
+    return lambda operands: arrays.indices(operands[i])
+
+
+def _extent(load: Load, i: int, m: int, n: int, x: Tensor, device: torch.device) -> Feed:
     axis, width = load.detail
     assert isinstance(width, Fraction)
     size = float(m if axis == "m" else n * width)
     return lambda operands: size
 
 
-def _rotary(load: Load, i: int, m: int, n: int, device: torch.device) -> Feed:
+def _rotary(load: Load, i: int, m: int, n: int, x: Tensor, device: torch.device) -> Feed:
     head_dim = int(load.detail[0])
     columns = period(head_dim)
-    return lambda operands: arrays.rotary(operands[i], operands[i + 1], head_dim, columns)
+    return lambda operands: rotary(operands[i], operands[i + 1], head_dim, columns)
 
 
-def _turns(load: Load, i: int, m: int, n: int, device: torch.device) -> Feed:
+def _turns(load: Load, i: int, m: int, n: int, x: Tensor, device: torch.device) -> Feed:
     head_dim, rotary_dim, heads = (int(x) for x in load.detail)
     return lambda operands: arrays.turning(n, head_dim, rotary_dim, heads, device)
 
 
-def _of_operand(make: Callable[[Tensor], Tensor], load: Load | None, i: int, *rest: object) -> Feed:
-    return lambda operands: make(operands[i])
+def _ones(load: Load, i: int, m: int, n: int, x: Tensor, device: torch.device) -> Feed:
+    size = m if load.port == "valid_m" else n
+    return lambda operands: arrays.ones(size, device)
 
 
-#: From a load to its feed, by port: (load, position of the operand, M, N, device).
+#: From a load to its feed, by port: (load, position of the operand, M, N, operand, device).
 _FEEDS: dict[str, Callable[..., Feed]] = {
-    "col": partial(_of_operand, arrays.vector),
-    "scalar": partial(_of_operand, arrays.number),
-    "onehot": partial(_of_operand, arrays.indices),
+    "col": _vector,
+    "scalar": _number,
+    "onehot": _index,
     "extent": _extent,
     "rotary": _rotary,
     "turns": _turns,
-    "valid_n": lambda load, i, m, n, device: lambda operands: arrays.ones(n, device),
-    "valid_m": lambda load, i, m, n, device: lambda operands: arrays.ones(m, device),
+    "valid_n": _ones,
+    "valid_m": _ones,
 }

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
+import torch
+
 from codetta.backends.cuda.rules import NotLowerable
 from codetta.language.program import Output, Program
 
@@ -12,7 +14,23 @@ ELEMENT, PAIR, PACKED = "element", "acc_pair", "packed_cd_b16x2"
 #: Width of one lane, by form.
 UNIT = {ELEMENT: Fraction(1), PAIR: Fraction(1, 2), PACKED: Fraction(1)}
 #: cutlass type of the storage dtypes narrower than fp32.
-CUTLASS = {"bf16": "BFloat16", "fp16": "Float16"}
+CUTLASS = {
+    "bf16": "BFloat16",
+    "fp16": "Float16",
+    "e4m3": "Float8E4M3FN",
+    "e5m2": "Float8E5M2",
+}
+#: dtypes of a that the mainloop takes, by the name that lowering knows them by.
+MAINLOOP = {
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.float8_e4m3fn: "fp8",
+    torch.float8_e5m2: "fp8",
+}
+#: Folds that keep numbers of their own per row, and how many: planes of their buffer.
+STATES = {"maximum": 1, "softmax": 2, "softmean": 3, "moments": 3}
+#: Storage dtypes of what QuACK writes at another width than the accumulator's.
+HALF = ("bf16", "fp16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +60,8 @@ class Sink:
 
     Attributes:
         name: of the value the function returns.
-        fold: 'add', 'max', 'softmax' (max, sum), 'softmean' (max, sum, payload), 'moments' (count,
-            mean, m2) or 'select'.
+        fold: 'add', 'max', 'maximum' (NaN kept), 'softmax' (max, sum), 'softmean' (max, sum,
+            payload), 'moments' (count, mean, m2) or 'select'.
         over: 'n' (one value per row and tile) or 'm'.
         scaled: the function returns the factors of a product.
         operand: the Index operand of a 'select'.
@@ -111,8 +129,9 @@ def period(head_dim: int) -> int:
 
 
 def storage(dtype: str, operand: str) -> str:
-    """Storage dtype by its name: 'bf16', 'fp16' or 'fp32'."""
-    name = {"operand": operand, "accumulator": "fp32"}.get(dtype, dtype)
+    """Storage dtype by its name: 'bf16', 'fp16', 'fp32', 'e4m3' or 'e5m2'."""
+    default = "bf16" if operand == "fp8" else operand
+    name = {"operand": default, "accumulator": "fp32"}.get(dtype, dtype)
     if name == "fp64":
         raise NotLowerable("an fp64 store")
     return name

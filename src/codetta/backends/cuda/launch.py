@@ -1,10 +1,13 @@
 """The fused backend: one kernel per GEMM program, its finals by one small kernel after it.
 
-A call is described once per set of shapes, strides and alignments (:class:`~.calls.Call`): the
-configuration, what must be copied, which buffers to make, and the compiled kernel. Later calls look
-that up and launch. Kernels are compiled once per program, dtypes, majors and configuration, for all
-M, N and K. Nothing waits for the device, so calls can be captured in a CUDA graph once they have
-run.
+A call is described once per set of shapes, strides and alignments (:class:`~.assembly.Call`): the
+configuration, what must be copied, which buffers to make, and the compiled kernel. From that comes
+one function (bound.py), and a later call is a key, a look-up and that function. Kernels are
+compiled once per program, dtypes, majors and configuration, for all M, N and K, so a new M costs a
+description, a fraction of a millisecond. Nothing waits for the device, so calls can be captured in
+a CUDA graph once they have run; one that would have to compile during a capture is an error.
+
+Kernels count rows and columns in 32 bits, and elements in 64: an extent beyond that is refused.
 
 What QuACK cannot carry (``explain`` says why) is a plain GEMM into fp32 and one kernel over its
 result. fp32 and fp64 operands run on the reference backend, on the same device.
@@ -13,8 +16,9 @@ result. fp32 and fp64 operands run on the reference backend, on the same device.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -22,18 +26,27 @@ from torch import Tensor
 from codetta.backends.calls import REFERENCE
 from codetta.backends.cuda import pointwise
 from codetta.backends.cuda.assembly import Call, describe
-from codetta.backends.cuda.configs import candidates
+from codetta.backends.cuda.bound import Finish, Run, bind, offered, on_device
+from codetta.backends.cuda.configs import candidates, in_force
 from codetta.backends.cuda.finalize import finalizer
+from codetta.backends.cuda.forms import MAINLOOP
 from codetta.backends.cuda.lowering import lower
 from codetta.backends.cuda.rules import NotLowerable
-from codetta.backends.layout import compute_dtype, results
+from codetta.backends.layout import compute_dtype
+from codetta.backends.precision import fp8_fast
+from codetta.errors import TooLarge
 from codetta.language.functions import store
 from codetta.language.program import Program
 from codetta.language.trace import epilogue
 from codetta.language.values import Value
 
-DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
-_CALLS_KEPT = 8192
+if TYPE_CHECKING:
+    from codetta.plan.plan import Plan
+
+DTYPES = MAINLOOP
+Key = tuple[object, ...]
+LARGEST = 2**31 - 2**16  # the last tile reaches beyond its matrix
+_CALLS_KEPT = 4096
 
 
 @epilogue
@@ -54,12 +67,13 @@ def explain(program: Program, operand: str = "bf16") -> str | None:
 
 
 class CudaBackend:
-    """GEMM programs on QuACK's mainloop, for 16-bit matrices on Hopper."""
+    """GEMM programs on QuACK's mainloop, for 16-bit and fp8 matrices on Hopper."""
 
     name = "cuda"
 
     def __init__(self) -> None:
-        self._calls: dict[tuple[object, ...], Call | None] = {}
+        self._calls: dict[Key, Call | None] = {}
+        self._runs: tuple[dict[Key, Run], dict[Key, Run]] = {}, {}  # of finals, of raw partials
 
     # ---- gemm
     def gemm(
@@ -70,22 +84,30 @@ class CudaBackend:
         operands: Sequence[Tensor],
         tile: tuple[int, int] | None,
         raw: bool,
+        into: Mapping[int, Tensor] | None = None,
     ) -> list[Tensor]:
-        key = (program, tile, a.device, _signature(a), _signature(b), *map(_signature, operands))
+        fast = a.dtype.itemsize == 1 and fp8_fast()  # another kernel
+        forced = in_force()  # another kernel, too
+        how = tile if forced is None else (tile, forced)
+        key = _key(len(operands))(program.text, how, fast, a, b, operands)
+        offers = offered(into, operands) if into else ()
+        key = (*key, offers) if offers else key
+        run = self._runs[raw].get(key)
+        if run is not None:
+            return run(a, b, operands)
         call = self._calls.get(key)
         if call is None and key not in self._calls:
             call = self._describe(key, program, a, b, operands, tile)
         if call is None:
             return self._otherwise(program, a, b, operands, tile, raw)
         with _on(a.device):
-            stored, partials = call.run(a, b, operands)
-            if raw:
-                return _raw(program, stored, partials, call.shared)
-            return self._finished(program, a, b, operands, stored, partials)
+            made = on_device(bind(call, raw, _finish(program, a, b), offers), a.device)
+            self._runs[raw][key] = made
+        return made(a, b, operands)
 
     def _describe(
         self,
-        key: tuple[object, ...],
+        key: Key,
         program: Program,
         a: Tensor,
         b: Tensor,
@@ -94,16 +116,22 @@ class CudaBackend:
     ) -> Call | None:
         call: Call | None = None
         wide = compute_dtype(a.dtype, operands) is torch.float64
-        if a.dtype in DTYPES and not wide and min(*a.shape, *b.shape) > 0:
+        sizes = (*a.shape, *b.shape)
+        if a.dtype in DTYPES and not wide and min(sizes) > 0 and max(sizes) <= LARGEST:
             try:
                 with _on(a.device):
                     call = describe(program, a, b, operands, tile)
             except NotLowerable:
                 call = None
         if len(self._calls) >= _CALLS_KEPT:  # shapes that never end: start over
-            self._calls.clear()
+            self.forget()
         self._calls[key] = call
         return call
+
+    def forget(self) -> None:
+        """Describe calls anew: configurations have changed."""
+        for kept in (self._calls, *self._runs):
+            kept.clear()
 
     def _otherwise(
         self,
@@ -119,30 +147,10 @@ class CudaBackend:
             return REFERENCE.gemm(program, a, b, operands, tile, raw)
         if not min(*a.shape, *b.shape):
             return REFERENCE.gemm(program, a, b, operands, tile, raw)
+        if max(*a.shape, *b.shape) > LARGEST:
+            raise TooLarge(program=program.name, given=f"a {tuple(a.shape)}, b {tuple(b.shape)}")
         (acc,) = self.gemm(accumulator, a, b, (), None, False)
         return pointwise.on_accumulator(program, acc, operands, a.dtype, tile, raw)
-
-    def _finished(
-        self,
-        program: Program,
-        a: Tensor,
-        b: Tensor,
-        operands: Sequence[Tensor],
-        stored: dict[str, Tensor],
-        partials: dict[int, tuple[Tensor, ...]],
-    ) -> list[Tensor]:
-        finals = finalizer(program)
-        if finals is None:
-            return [stored[o.name] for o in program.outputs]
-        given = _by_name(program, operands)
-        arrays: list[Tensor] = []
-        for read in finals.reads:
-            arrays += given[read] if isinstance(read, str) else [partials[read[0]][read[1]]]
-        made = self.pointwise(
-            finals.program, arrays, a.shape[0], b.shape[1], a.dtype, torch.float32, None, False
-        )
-        named = stored | dict(zip((o.name for o in finals.program.outputs), made, strict=True))
-        return [named[o.name] for o in program.outputs]
 
     # ---- the rest
     def pointwise(
@@ -155,13 +163,18 @@ class CudaBackend:
         compute: torch.dtype,
         tile: tuple[int, int] | None,
         raw: bool,
+        into: Mapping[int, Tensor] | None = None,  # kernels of several passes must not take it
     ) -> list[Tensor]:
         return pointwise.run(program, operands, m, n, operand, compute, tile, raw)
+
+    def prepare(self, plan: Plan, weights: Sequence[Tensor]) -> Tensor:
+        return pointwise.prepare(plan, weights)
 
     def gemm_accumulate_(self, target: Tensor, a: Tensor, b: Tensor) -> None:
         from codetta.backends.cuda.accumulate import accumulate_
 
-        fused = a.dtype in DTYPES and min(*a.shape, *b.shape) > 0
+        sizes = (*a.shape, *b.shape)
+        fused = a.dtype in DTYPES and min(sizes) > 0 and max(sizes) <= LARGEST
         with _on(a.device):
             if not (fused and accumulate_(target, a, b)):
                 REFERENCE.gemm_accumulate_(target, a, b)
@@ -170,8 +183,22 @@ class CudaBackend:
 CUDA = CudaBackend()
 
 
-def _signature(x: Tensor) -> tuple[object, ...]:
-    return x.shape, x.stride(), x.dtype, x.data_ptr() % 16
+@lru_cache(maxsize=256)
+def _key(count: int) -> Callable[..., Key]:
+    """(text, tile, fp8_fast, a, b, operands) -> what tells calls apart; flat, so quick to hash."""
+    tensors = ("a", "b", *(f"t[{i}]" for i in range(count)))
+    each = (f"{x}.shape, {x}.stride(), {x}.dtype, {x}.data_ptr() % 16" for x in tensors)
+    made: Callable[..., Key] = eval(
+        f"lambda text, tile, fast, a, b, t: (text, tile, fast, a.device, {', '.join(each)})"
+    )
+    return made
+
+
+def _finish(program: Program, a: Tensor, b: Tensor) -> Finish | None:
+    finals = finalizer(program)
+    if finals is None:
+        return None
+    return pointwise.bound(finals.program, a, b.shape[1])
 
 
 class _on:
@@ -190,42 +217,6 @@ class _on:
     def __exit__(self, *error: object) -> None:
         if self.guard is not None:
             self.guard.__exit__(*error)
-
-
-def _by_name(program: Program, operands: Sequence[Tensor]) -> dict[str, list[Tensor]]:
-    """Operand tensors by name; a rotary operand is two."""
-    arrays = iter(operands)
-    return {
-        o.name: [next(arrays) for _ in range(2 if o.kind.value == "Rotary" else 1)]
-        for o in program.operands
-    }
-
-
-def _raw(
-    program: Program,
-    stored: dict[str, Tensor],
-    partials: dict[int, tuple[Tensor, ...]],
-    shared: bool,
-) -> list[Tensor]:
-    """Stores and partials in order, each in memory of its own."""
-    flat: list[Tensor] = []
-    for name, node in _raw_order(program):
-        flat += (stored[name],) if node is None else partials[node]
-    if shared:
-        taken: set[int] = set()
-        for i, x in enumerate(flat):
-            memory = x.untyped_storage().data_ptr()
-            flat[i] = x.clone() if memory in taken else x
-            taken.add(memory)
-    return flat
-
-
-@lru_cache(maxsize=1024)
-def _raw_order(program: Program) -> tuple[tuple[str, int | None], ...]:
-    """Names of the raw results, with the reduction's node for a partial."""
-    node_of = {name: node for node, name in program.partial_names.items()}
-    found = results(program, True)
-    return tuple((r.name, node_of[r.name] if r.components else None) for r in found)
 
 
 @lru_cache(maxsize=8)

@@ -30,8 +30,10 @@ from codetta.backends.cuda import sinks
 from codetta.backends.cuda.forms import (
     CUTLASS,
     ELEMENT,
+    HALF,
     PACKED,
     PAIR,
+    STATES,
     UNIT,
     Load,
     Lowered,
@@ -55,7 +57,7 @@ def lower(
     *,
     vectorize: bool = True,
 ) -> Lowered:
-    """The epilogue of a program whose a and b are ``operand`` ('bf16' or 'fp16').
+    """The epilogue of a program whose a and b are ``operand`` ('bf16', 'fp16' or 'fp8').
 
     Args:
         ragged: 'n' and 'm' where that extent may be no multiple of the tile.
@@ -137,7 +139,7 @@ class _Lowering:
     def _edges(self) -> frozenset[str]:
         """Axes whose edges this code treats; the same program without is the same kernel."""
         masked = {x.port.removeprefix("valid_") for x in self.loads.values()}
-        states = any(s.fold in ("softmax", "softmean", "moments") for s in self.sinks.values())
+        states = any(s.fold in STATES for s in self.sinks.values())
         return self.ragged & (masked | ({"n"} if states else set()))
 
     # ---- stores
@@ -149,7 +151,7 @@ class _Lowering:
         wide = [o for o in stores if self.program.nodes[o.node].type.cols == full]
         narrow = [o for o in stores if o not in wide]
         if self.mode == PACKED:
-            if len(wide) != 1 or not self.c or storage(wide[0].dtype, self.operand) == "fp32":
+            if len(wide) != 1 or not self.c or storage(wide[0].dtype, self.operand) not in HALF:
                 raise NotLowerable(
                     "twice as wide as the accumulator there must be one matrix loaded and one "
                     "stored, in 16 bits"
@@ -159,8 +161,9 @@ class _Lowering:
         elif self.mode == PAIR:
             if len(wide) > 1:
                 raise NotLowerable("two full-width stores of a program that works on pairs")
-            if any(storage(o.dtype, self.operand) == "fp32" for o in narrow):
-                raise NotLowerable("a half-width store in fp32")
+            other = {storage(o.dtype, self.operand) for o in narrow}.difference(HALF)
+            if other:
+                raise NotLowerable(f"a half-width store in {min(other)}")
         d = wide[0] if wide else None
         rest = [o for o in stores if o is not d]
         return d, [(f"o{i}_{o.name}", o) for i, o in enumerate(rest)]
@@ -203,9 +206,6 @@ class _Lowering:
     def lanes_of(self, node: int) -> int:
         type_ = self.program.nodes[node].type
         return int(type_.cols / UNIT[self.mode]) if type_.has_cols else 1
-
-    def operand_type(self) -> str:
-        return CUTLASS[self.operand]
 
     def storage_type(self, dtype: str) -> str | None:
         name = {"fp64": "fp32"}.get(dtype) or storage(dtype, self.operand)

@@ -1,13 +1,15 @@
-"""Epilogue operations that QuACK lacks: online softmax sums, moments, and a column mask.
+"""Epilogue operations that QuACK lacks: row maxima, softmax sums, moments, and a column mask.
 
 QuACK's epilogues are extended by an object that owns a resource and joins the function's dataflow
 at a port. The sinks here keep several numbers per row in registers, merge them over the lanes that
 share the row, and write one plane per number, (planes, M, tiles):
 
+    Maximum       max, NaN where there is one
     SoftmaxSums   (max, Σ e^(x - max)), with a payload also Σ e^(x - max) p      (arXiv 1805.02867)
     Moments       (count, mean, Σ (x - mean)²), merged after Chan, Golub and LeVeque (1983)
 
-QuACK's own log-sum-exp returns max + log Σ and is NaN for a row that holds +Inf; PyTorch's is Inf.
+QuACK's own maximum drops NaN; a second sink for it would cost as many registers again. Its
+log-sum-exp returns max + log Σ and is NaN for a row that holds +Inf; PyTorch's is Inf.
 Without ``edges`` the matrix is known to be a multiple of the tile and nothing is masked.
 
 :class:`OneHot` loads an index per row and hands the function 1 at that column, else 0.
@@ -131,6 +133,22 @@ class _RowState(ColVecReduce):
         raise NotImplementedError
 
 
+class Maximum(_RowState):
+    """The largest value, NaN if there is a NaN, as in PyTorch."""
+
+    start: tuple[float, ...] = (-_INF,)
+
+    def folded(self, xs: list[Any], payload: list[Any] | None, inside: list[Any]) -> Planes:
+        maximum = Float32(-_INF)
+        for x, i in zip(xs, inside, strict=True):
+            x = x if i is None else _select(i, x, -_INF)
+            maximum = cute.arch.fmax(maximum, x, nan=True)
+        return (maximum,)
+
+    def _merge(self, vals: Any, others: Any) -> Planes:
+        return (cute.arch.fmax(vals[0], others[0], nan=True),)
+
+
 class SoftmaxSums(_RowState):
     """(max, Σ e^(x - shift)); shift is max where that is finite, else 0."""
 
@@ -210,7 +228,9 @@ class Moments(_RowState):
         count = n + n_other
         share = _select(count > 0.0, n_other * cute.math.rcp(count, approx=True, ftz=True), 0.0)
         delta = mean_other - mean
-        return count, mean + delta * share, m2 + m2_other + delta * delta * n * share
+        # Of two equal infinities the difference is NaN, and their mean is themselves.
+        merged = _select(delta == delta, mean + delta * share, mean + mean_other)
+        return count, merged, m2 + m2_other + delta * delta * n * share
 
 
 class Number(Scalar):

@@ -5,9 +5,10 @@ Triton runs them (triton_kernels.py); without Triton they are plain PyTorch on t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,6 +17,9 @@ from codetta.backends.calls import REFERENCE
 from codetta.language.program import Operand, Program
 from codetta.language.types import Kind
 from codetta.language.values import Node
+
+if TYPE_CHECKING:
+    from codetta.plan.plan import Plan
 
 
 def run(
@@ -29,11 +33,34 @@ def run(
     raw: bool,
 ) -> list[Tensor]:
     """A program that has no accumulator."""
-    if operands[0].is_cuda and _has_triton():
+    if _on_triton(operands[0]):
         from codetta.backends.cuda.triton_kernels import pointwise
 
         return pointwise(program, operands, m, n, operand, compute, tile, raw)
     return REFERENCE.pointwise(program, operands, m, n, operand, compute, tile, raw)
+
+
+def bound(program: Program, a: Tensor, n: int) -> Callable[..., list[Tensor]]:
+    """(operands, m, n) -> outputs of a finalizer, computed in fp32, on the device of a.
+
+    For operands that agree in shapes, strides, dtypes and alignment from call to call. A large part
+    of :func:`run` is to find the kernels; here they are found once.
+    """
+    if _on_triton(a):
+        from codetta.backends.cuda.triton_kernels import Bound, recipe
+
+        return Bound(recipe(program, n, a.dtype, torch.float32, None, False))
+    run, dtype = REFERENCE.pointwise, a.dtype
+    return lambda operands, m, n: run(program, operands, m, n, dtype, torch.float32, None, False)
+
+
+def prepare(plan: Plan, weights: Sequence[Tensor]) -> Tensor:
+    """Weights folded and packed as a Plan says."""
+    if _on_triton(weights[0]):
+        from codetta.backends.cuda.triton_prepare import prepare_weights
+
+        return prepare_weights(plan, weights)
+    return REFERENCE.prepare(plan, weights)
 
 
 def on_accumulator(
@@ -62,6 +89,10 @@ def accumulator_loaded(program: Program) -> Program:
     ]
     operands = [Operand(name, Kind.TILE), *program.operands]
     return Program.build(program.name, operands, nodes, program.outputs, bare=program.bare)
+
+
+def _on_triton(x: Tensor) -> bool:
+    return x.is_cuda and _has_triton()
 
 
 @lru_cache(maxsize=1)

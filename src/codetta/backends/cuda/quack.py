@@ -67,11 +67,20 @@ def epilogue(source: str) -> Any:
 
 
 def build(
-    epi: Any, a: Any, b: Any, d: Any, c: Any, arguments: dict[str, Any], config: Any, **options: Any
+    epi: Any,
+    a: Any,
+    b: Any,
+    d: Any,
+    c: Any,
+    arguments: dict[str, Any],
+    config: Any,
+    attributes: tuple[tuple[str, Any], ...] = (),
+    **options: Any,
 ) -> Any:
     """Compile (or load from QuACK's cache) without launching; see ``launch``.
 
     a (M, K), b (K, N), d and c as the epilogue's form asks; only their metadata counts.
+    ``attributes``: set on QuACK's mainloop before it is traced.
     ``options``: further keywords of QuACK's ``EpiMod.gemm``, such as ``add_to_output``.
     """
     return epi.gemm(
@@ -88,10 +97,64 @@ def build(
         max_swizzle_size=config.max_swizzle,
         b_kn=True,
         _launch=False,
+        post_init_attrs=(*(_NARROW if config.epi_n else ()), *attributes),
         **options,
     )
+
+
+def narrow_epilogue_tile(cta_tile: Any, *rest: Any, **named: Any) -> tuple[int, int]:
+    """QuACK's epilogue tile with 16 columns where it takes 32."""
+    from quack.gemm_sm90 import GemmSm90
+
+    rows, columns = GemmSm90._compute_tile_shape_or_override(cta_tile, *rest, **named)
+    return rows, min(columns, 16)
+
+
+# Set on the kernel's builder before it is traced, and part of QuACK's cache key by its name.
+_NARROW = (("_compute_tile_shape_or_override", narrow_epilogue_tile),)
 
 
 def launch(plan: Any, a: Any, b: Any, d: Any, c: Any, arguments: dict[str, Any]) -> None:
     """Run a plan on the current stream, on tensors with the dtypes and majors it was built for."""
     run_gemm_epi_plan(plan, a, b, d, c, arguments)
+
+
+# ------------------------------------------------------------------- compiling without a GPU
+def compile_without_gpu(cache: str) -> list[tuple[int, int, int]]:
+    """Prepare this process to compile only, for the architecture in ``CUTE_DSL_ARCH``.
+
+    QuACK asks the driver for launch metadata alone, which is answered here instead.
+
+    Args:
+        cache: folder of the object files.
+
+    Returns:
+        A list that grows with every compiled kernel: its A/B, store and load stages.
+    """
+    import os
+
+    import quack.cache
+    import quack.gemm_runtime.host as host
+    from quack.cache.async_compile import _install_gpu_blind_device_attrs, _pin_dsl_arch
+    from quack.gemm_sm90 import GemmSm90
+
+    quack.cache.CACHE_DIR = cache
+    _pin_dsl_arch(os.environ["CUTE_DSL_ARCH"])
+    _install_gpu_blind_device_attrs()
+    host.get_max_active_clusters = lambda clusters: 132 // clusters
+    compute, seen = GemmSm90._compute_stages, []
+
+    def watched(cls: Any, *args: Any, **named: Any) -> Any:
+        found = compute.__func__(cls, *args, **named)
+        seen.append(tuple(found))
+        return found
+
+    GemmSm90._compute_stages = classmethod(watched)
+    return seen
+
+
+def cache_folder() -> str:
+    """Where QuACK keeps its object files."""
+    from quack.cache import get_cache_path
+
+    return str(get_cache_path())

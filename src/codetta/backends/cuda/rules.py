@@ -41,9 +41,6 @@ class Emitter(Protocol):
     def lanes_of(self, node: int) -> int:
         """Number of lanes of a node."""
 
-    def operand_type(self) -> str:
-        """cutlass type of the dtype of a."""
-
     def storage_type(self, dtype: str) -> str | None:
         """cutlass type of a storage dtype, None where it is fp32 and rounding changes nothing."""
 

@@ -97,10 +97,14 @@ def _maximum(low: Sinks, number: int, node: Node, args: list[Lanes]) -> None:
         raise NotLowerable(f"{node.op} of a value twice as wide as the accumulator")
     if over == "m" and low.mode == PAIR and len(lanes) == 1:
         raise NotLowerable("colmax of a value half as wide as the accumulator")
+    name = f"{node.op}{number}"
+    if over == "n":
+        sink = low.sink(name, "maximum", over, _pairwise(low, lanes, lanes[0]))
+        low.partials.append(Partials(number, "same", (sink,)))
+        return
     nans = tuple(
         low.let(f"F32(cutlass.select_(F32({x}) != F32({x}), F32({x}), F32(0.0)))") for x in lanes
     )
-    name = f"{node.op}{number}"
     sinks = (
         low.sink(name, "max", over, _pairwise(low, lanes, lanes[0])),
         low.sink(

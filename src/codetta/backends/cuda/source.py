@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 _IMPORTS = """\
 import cutlass
-from cutlass import BFloat16, Float16, Float32 as F32
+from cutlass import BFloat16, Float16, Float8E4M3FN, Float8E5M2, Float32 as F32
 from cutlass.cute import math
 from quack.epilogue.frontend import EpiMod
 from quack.epilogue.math import F2
@@ -19,7 +19,9 @@ from quack.epilogue.ops import (
     ColVecLoad, ColVecReduce, ColVecSelect, RowVecLoad, RowVecReduce, TileLoad,
 )
 from quack.epilogue.rotary import rotary_cos_sin_load
-from codetta.backends.cuda.operations import Moments, Number, OneHot, SoftmaxMean, SoftmaxSums
+from codetta.backends.cuda.operations import (
+    Maximum, Moments, Number, OneHot, SoftmaxMean, SoftmaxSums,
+)
 
 INF = float("inf")
 """
@@ -39,6 +41,7 @@ _LOADS = {
 }
 #: EpiOp of a sink, by what it folds.
 _SINKS = {
+    "maximum": "Maximum({0!r}, edges={1})",
     "softmax": "SoftmaxSums({0!r}, edges={1})",
     "softmean": "SoftmaxMean({0!r}, edges={1})",
     "moments": "Moments({0!r}, edges={1})",

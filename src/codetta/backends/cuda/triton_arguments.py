@@ -15,19 +15,25 @@ TRITON_DTYPES = {
     "fp8e4nv": "tl.float8e4nv",
     "fp8e5": "tl.float8e5",
 }
+#: What Triton calls the fp8 dtypes of the language.
+FP8 = {"e4m3": "fp8e4nv", "e5m2": "fp8e5"}
+_LARGEST = {"fp8e4nv": 448.0, "fp8e5": 57344.0}
 _NARROW = frozenset({"bf16", "fp16", "fp8e4nv", "fp8e5"})
 
 
 def convert(text: str, given: str, wanted: str) -> str:
     """Expression of ``text``, of dtype ``given``, in dtype ``wanted``.
 
-    Between fp64 and 16 bits the value passes through fp32, as in PyTorch.
+    Between fp64 and 16 bits the value passes through fp32, as in PyTorch. fp8 saturates.
     """
     if given == wanted:
         return text
     if "fp64" in (given, wanted) and _NARROW & {given, wanted}:
         text = f"{text}.to(tl.float32)"
         given = "fp32"
+    if given != wanted and wanted in _LARGEST:
+        top = _LARGEST[wanted]
+        text = f"tl.clamp({text}, -{top}, {top}, tl.PropagateNan.ALL)"
     return text if given == wanted else f"{text}.to({TRITON_DTYPES[wanted]})"
 
 

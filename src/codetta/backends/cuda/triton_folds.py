@@ -136,7 +136,8 @@ def _chan_stored(emit: Emitter, parts: Names, ok: str, axes: tuple[int, ...]) ->
     total = summed(emit, n, ok, axes)
     # Around one tile's mean: exact when all tiles agree, however large the mean is.
     first = f"(tl.arange(0, {COMBINED_AT_ONCE})[None, :] == 0) & ({ok})"
-    origin = summed(emit, mean, first, axes)
+    raw = summed(emit, mean, first, axes)
+    origin = emit.line("origin", f"tl.where(tl.abs({raw}) < float('inf'), {raw}, 0.0)")
     shift = summed(emit, f"{n} * ({mean} - {origin})", ok, axes)
     middle = emit.line("mean", f"{origin} + {shift} / {_positive(emit, total)}")
     off = emit.line("off", f"{mean} - {middle}")
@@ -148,7 +149,11 @@ def _chan_merge(emit: Emitter, state: Names, new: Names) -> Names:
     n = emit.line("n", f"{state[0]} + {new[0]}")
     share = emit.line("share", f"{new[0]} / {_positive(emit, n)}")
     step = emit.line("step", f"{new[1]} - {state[1]}")
-    mean = emit.line("mean", f"{state[1]} + {step} * {share}")
+    # Of two equal infinities the difference is NaN, and their mean is themselves.
+    mean = emit.line(
+        "mean",
+        f"tl.where({step} == {step}, {state[1]} + {step} * {share}, {state[1]} + {new[1]})",
+    )
     m2 = emit.line("m2", f"{state[2]} + {new[2]} + {step} * {step} * {state[0]} * {share}")
     return n, mean, m2
 

@@ -1,7 +1,7 @@
 """Building, caching and launching the generated kernels.
 
 ``pointwise`` has the signature of a backend's (backends/select.py) and returns the same flat list.
-A program is analysed once per dtypes and power of two of N (a :class:`_Recipe`); source is
+A program is analysed once per dtypes and power of two of N (a :class:`Recipe`); source is
 generated once per class of arrays (dtype, contiguous or not, row stride a multiple of 16), handed
 to Triton through :mod:`linecache` under a name of its own, and compiled once more per alignment of
 the pointers. Sizes are arguments, so no M and no N compiles anything new; nothing is tuned.
@@ -21,12 +21,17 @@ import torch
 from torch import Tensor
 
 from codetta.backends.calls import REFERENCE
+from codetta.backends.cuda.capture import refuse
 from codetta.backends.cuda.triton_launch import DTYPES, Host, Key, contiguous_totals
 from codetta.backends.cuda.triton_source import Source, source
 from codetta.backends.cuda.triton_stages import cut, stages
 from codetta.backends.cuda.triton_task import Cut, Task
 from codetta.backends.layout import Tile, default_tile, results
+from codetta.errors import TooLarge
+from codetta.language.meaning import operand_storage
 from codetta.language.program import Program
+
+_LARGEST = 2**31 - 2**16  # columns are counted in 32 bits, and the last block reaches beyond
 
 
 def pointwise(
@@ -48,12 +53,25 @@ def pointwise(
     """
     if m == 0 or n == 0:
         return _empty(program, operands, m, n, operand, compute, tile, raw)
-    key = (program.digest, operand, compute, tile, raw, n.bit_length(), n & (n - 1) == 0)
-    recipe = _RECIPES.get(key)
-    if recipe is None:
-        recipe = _RECIPES[key] = _Recipe(program, n, operand, compute, tile, raw)
+    made = recipe(program, n, operand, compute, tile, raw)
     with on_device(operands[0]):
-        return recipe.run(operands, m, n)
+        return made.run(operands, m, n)
+
+
+def recipe(
+    program: Program,
+    n: int,
+    operand: torch.dtype,
+    compute: torch.dtype,
+    tile: Tile | None,
+    raw: bool,
+) -> Recipe:
+    """The kernels of a program for this N, dtypes and tile."""
+    key = (program.text, operand, compute, tile, raw, n.bit_length(), n & (n - 1) == 0)
+    found = _RECIPES.get(key)
+    if found is None:
+        found = _RECIPES[key] = Recipe(program, n, operand, compute, tile, raw)
+    return found
 
 
 _HERE = nullcontext()
@@ -88,7 +106,7 @@ def _empty(
     return REFERENCE.pointwise(program, operands, m, n, operand, compute, tile, raw)
 
 
-class _Recipe:
+class Recipe:
     """The kernels of one program for one set of dtypes and one power of two of N."""
 
     def __init__(
@@ -100,13 +118,23 @@ class _Recipe:
         tile: Tile | None,
         raw: bool,
     ) -> None:
-        plan = stages(program, DTYPES[operand], DTYPES[compute], raw)
-        self.flat, self.reads = plan.flat, plan.reads
+        plan = stages(program, DTYPES[operand_storage(operand)], DTYPES[compute], raw)
+        self.name, self.flat, self.reads = program.name, plan.flat, plan.reads
+        tasks = (plan.first, plan.second) if plan.second else (plan.first,)
+        self.largest = int(_LARGEST / max((w for t in tasks for w in t.widths), default=1))
         self.direct = plan.flat == tuple((0, i) for i in range(len(plan.flat)))
         self.first = Kernel(plan.first, cut(plan.first, n, tile))
         self.second = Kernel(plan.second, cut(plan.second, n, None)) if plan.second else None
 
     def run(self, operands: Sequence[Tensor], m: int, n: int) -> list[Tensor]:
+        """Launch them; operands lie on the current device.
+
+        Raises:
+            TooLarge: more columns than kernels can count in 32 bits.
+            ColdCapture: a kernel must be compiled and a stream is being captured.
+        """
+        if n > self.largest:
+            raise TooLarge(program=self.name, given=f"an N of {n}")
         made = self.first.run(operands, m, n)
         if self.direct:
             return made
@@ -117,7 +145,31 @@ class _Recipe:
         return [(final if stage else made)[i] for stage, i in self.flat]
 
 
-_RECIPES: dict[tuple[Any, ...], _Recipe] = {}
+class Bound:
+    """A recipe for tensors that are always of one class, so that it is looked up once."""
+
+    __slots__ = ("found", "kernel", "recipe")
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe, self.kernel = recipe, recipe.first
+        self.found: tuple[Any, Any, dict[str, Any]] | None = None
+
+    def __call__(self, operands: Sequence[Tensor], m: int, n: int) -> list[Tensor]:
+        if self.found is None:
+            return self._first(operands, m, n)
+        kernel, launch, options = self.found
+        outs: list[Tensor] = self.kernel.host.outputs(operands[0].device, m, n)
+        launch(kernel, outs, operands, m, n, options)
+        return outs
+
+    def _first(self, operands: Sequence[Tensor], m: int, n: int) -> list[Tensor]:
+        made = self.recipe.run(operands, m, n)
+        if self.recipe.direct and not self.kernel.total:
+            self.found = self.kernel.compiled[self.kernel.host.key(operands, n)]
+        return made
+
+
+_RECIPES: dict[tuple[Any, ...], Recipe] = {}
 
 
 # ----------------------------------------------------------------------------- one kernel
@@ -136,12 +188,13 @@ class Kernel:
         if self.total:
             tensors = contiguous_totals(list(tensors), self.host.roles)
         key = self.host.key(tensors, n)
-        outs: list[Tensor] = self.host.outputs(tensors[0], m, n)
+        outs: list[Tensor] = self.host.outputs(tensors[0].device, m, n)
         found = self.compiled.get(key)
         if found is not None:
             kernel, launch, options = found
             launch(kernel, outs, tensors, m, n, options)
             return outs
+        refuse(self.task.program.name)
         made = source(self.task, self.cut, *self.host.arrays(key))
         if made not in self.sources:
             self.sources[made] = build(made), self.host.launcher(made.parameters)

@@ -43,7 +43,7 @@ class Host:
 
     Attributes:
         key: (tensors, n) -> class of the call, see :meth:`arrays`.
-        outputs: (tensor on the device, m, n) -> fresh output tensors.
+        outputs: (device, m, n) -> fresh output tensors.
     """
 
     def __init__(self, task: Task, cut: Cut) -> None:
@@ -52,8 +52,9 @@ class Host:
         widths = [f"{_times('n', w)} % 16 == 0" for w in task.widths]
         fields = [f for i, role in enumerate(self.roles) for f in _fields(i, role)]
         self.key = _function("t, n", f"(t[0].device, {', '.join(widths + fields)})")
-        made = ", ".join(f"x.new_empty({s}, dtype=DT[{d!r}])" for s, d in shapes(task, cut))
-        self.outputs = _function("x, m, n", f"[{made}]")
+        # torch.empty takes two thirds of the time of x.new_empty with a dtype.
+        made = ", ".join(f"empty({s}, dtype=DT[{d!r}], device=d)" for s, d in shapes(task, cut))
+        self.outputs = _function("d, m, n", f"[{made}]")
 
     def arrays(self, key: Key) -> tuple[tuple[Array, ...], frozenset[Fraction]]:
         """What the code generator needs to know of a class of calls."""
@@ -105,7 +106,8 @@ def _fields(i: int, role: str) -> list[str]:
 
 
 def _function(arguments: str, expression: str) -> Callable[..., Any]:
-    made: Callable[..., Any] = eval(f"lambda {arguments}: {expression}", {"DT": _TORCH})
+    scope = {"DT": _TORCH, "empty": torch.empty}
+    made: Callable[..., Any] = eval(f"lambda {arguments}: {expression}", scope)
     return made
 
 

@@ -29,7 +29,7 @@ from fractions import Fraction
 from typing import Any
 
 from codetta.backends.cuda import triton_folds  # noqa: F401  (fills LOWERING)
-from codetta.backends.cuda.triton_arguments import TRITON_DTYPES, Parameters, convert
+from codetta.backends.cuda.triton_arguments import FP8, TRITON_DTYPES, Parameters, convert
 from codetta.backends.cuda.triton_columns import Columns, ColumnSpace, Val
 from codetta.backends.cuda.triton_loads import load
 from codetta.backends.cuda.triton_lowering import LOWERING
@@ -261,7 +261,8 @@ class Emitter:
 
     def storage(self, dtype: str) -> str:
         """Storage dtype by its name in the language."""
-        return {"operand": self.task.operand, "accumulator": self.compute}.get(dtype, dtype)
+        names = {"operand": self.task.operand, "accumulator": self.compute, **FP8}
+        return names.get(dtype, dtype)
 
     def convert(self, text: str, given: str, wanted: str) -> str:
         return convert(text, given, wanted)

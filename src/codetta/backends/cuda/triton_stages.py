@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from codetta.backends.cuda.triton_arguments import FP8
 from codetta.backends.cuda.triton_columns import power_of_two
 from codetta.backends.cuda.triton_task import COMBINED_AT_ONCE, Cut, Sink, Task
 from codetta.backends.layout import Tile, default_tile
@@ -52,7 +53,7 @@ class Stages:
 @lru_cache(maxsize=1024)
 def stages(program: Program, operand: str, compute: str, raw: bool) -> Stages:
     """The kernels of a program; dtypes by their names in the language."""
-    dtypes = {"operand": operand, "accumulator": compute}
+    dtypes = {"operand": operand, "accumulator": compute, **FP8}
     sinks: list[Sink] = []
     flat: list[tuple[int, int]] = []
     partial: dict[int, int] = {}  # reduction -> its first output of the first kernel
