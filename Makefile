@@ -1,5 +1,6 @@
 # Everything runs in .venv, which the first target that needs it makes: `make test` and `make demo` are
-# all that a fresh machine needs. ARGS goes to the command: make demo ARGS="--steps 5".
+# all that a fresh machine needs. ARGS goes to the command: make demo ARGS="--steps 5". The tests also
+# compile GPU kernels, for which `test` has more installed than the others need.
 
 PYTHON ?= python3
 TORCH ?= 2.13.0
@@ -7,7 +8,7 @@ ARGS ?=
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint types docs clean
+.PHONY: help venv kernels demo test lint types docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-6s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -16,10 +17,13 @@ help: ## list the targets
 venv: ## make or refresh .venv (the other targets do it when needed)
 	@PYTHON='$(PYTHON)' TORCH='$(TORCH)' bash tools/setup_venv.sh
 
+kernels: # what compiling GPU kernels takes, where that can be had
+	@PYTHON='$(PYTHON)' TORCH='$(TORCH)' bash tools/setup_venv.sh kernels
+
 demo: venv ## run the demo
 	@$(BIN)/codetta demo $(ARGS)
 
-test: venv ## run the tests
+test: kernels ## run the tests
 	@$(BIN)/python -m pytest $(ARGS)
 
 lint: venv ## check format and lint

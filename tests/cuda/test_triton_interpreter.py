@@ -15,7 +15,13 @@ import numpy
 import pytest
 import torch
 
-FILES = ("test_triton_library.py", "test_triton_primitives.py", "test_triton_prepare.py")
+FILES = (
+    "test_triton_library.py",
+    "test_triton_primitives.py",
+    "test_triton_prepare.py",
+    "test_triton_wide.py",
+    "test_triton_fp8.py",
+)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="these files run on the GPU directly")

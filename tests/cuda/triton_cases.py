@@ -24,7 +24,7 @@ def library() -> dict[str, Program]:
     """
     found: dict[str, Program] = {}
     for entry in catalog().values():
-        derived = () if entry.is_backward else vjp(entry.program).passes
+        derived = vjp(entry.program).passes if entry.has_backward else ()
         for program in (entry.program, *derived):
             found[program.name] = accumulator_loaded(program) if program.has_acc else program
     for program in CASES.values():

@@ -2,8 +2,8 @@
 
 On a GPU, or in Triton's interpreter on the CPU. The interpreter is chosen for a whole process,
 before Triton is imported, by TRITON_INTERPRET=1; test_triton_interpreter.py starts such a process
-where there is no GPU. The interpreter truncates fp32 to bf16 where every GPU rounds, so that
-conversion is replaced here.
+where there is no GPU. The interpreter truncates fp32 to bf16 and fp8 where every GPU rounds, and
+makes a number of an fp8 NaN, so those conversions are replaced here.
 """
 
 from __future__ import annotations
@@ -36,12 +36,21 @@ def _round_like_a_gpu() -> None:
     from triton.runtime import interpreter
 
     original = interpreter._convert_float
+    narrow = {
+        tl.bfloat16: (torch.bfloat16, "uint16"),
+        tl.float8e4nv: (torch.float8_e4m3fn, "uint8"),
+        tl.float8e5: (torch.float8_e5m2, "uint8"),
+    }
 
     def convert(data, given, wanted, rounding):
-        if (given, wanted) != (tl.float32, tl.bfloat16):
+        if given in narrow and wanted == tl.float32:
+            bits = torch.from_numpy(data.copy())
+            return bits.view(narrow[given][0]).float().numpy().view("uint32").reshape(data.shape)
+        if given != tl.float32 or wanted not in narrow:
             return original(data, given, wanted, rounding)
-        rounded = torch.from_numpy(data.copy()).to(torch.bfloat16)
-        return rounded.view(torch.int16).numpy().view("uint16").reshape(data.shape)
+        dtype, bits = narrow[wanted]
+        rounded = torch.from_numpy(data.copy()).to(dtype)
+        return rounded.view(getattr(torch, bits)).numpy().reshape(data.shape)
 
     interpreter._convert_float = convert
 
@@ -90,7 +99,7 @@ def inputs(
 
 # ------------------------------------------------------------------------------ comparison
 def agree(got: Tensor, expected: Tensor, what: str = "") -> None:
-    """Same shape, dtype and masks; fp32 to TOLERANCE of the largest, 16 bits to one unit more."""
+    """Same shape, dtype and masks; fp32 to TOLERANCE of the largest, narrower to a unit more."""
     assert got.shape == expected.shape, (what, got.shape, expected.shape)
     assert got.dtype is expected.dtype, (what, got.dtype, expected.dtype)
     a, b = got.double(), expected.double()
@@ -101,7 +110,7 @@ def agree(got: Tensor, expected: Tensor, what: str = "") -> None:
     if not b.numel():
         return
     tolerance = 1e-12 if got.dtype is torch.float64 else TOLERANCE
-    unit = torch.finfo(got.dtype).eps if got.element_size() == 2 else tolerance
+    unit = torch.finfo(got.dtype).eps if got.element_size() <= 2 else tolerance
     allowed = 1.01 * unit * b.abs() + tolerance * b.abs().max().clamp(min=0.25)
     worst = ((a - b).abs() - allowed).max()
     assert worst <= 0, (

@@ -1,0 +1,149 @@
+"""Which kernels are compiled: the library's programs, and those of a decoder's segments.
+
+Segments are scheduled for layers of three widths and 16384 tokens, with biases and with query-key
+norm, too. Kernels that differ only in names and sizes are compiled once, under the first of their
+names: a kernel's sizes are free, and what they decide is the configuration.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+from dataclasses import astuple, dataclass, replace
+
+import torch
+
+from codetta import programs
+from codetta.backends.cuda.configs import Configuration, choose
+from codetta.backends.cuda.forms import MAINLOOP, Lowered
+from codetta.backends.cuda.launch import explain
+from codetta.backends.cuda.lowering import lower
+from codetta.language.program import Program
+from codetta.nn import block
+from codetta.plan import Schedule
+
+TOKENS = 16384
+#: Hidden and MLP width, query and key-value heads of 128 columns.
+LAYERS = ((2048, 8192, 16, 16), (4096, 14336, 32, 8), (8192, 28672, 64, 8))
+VARIANTS = {
+    "": {},
+    "bias": {"biases": frozenset(("wq", "wk", "wv"))},
+    "qk-norm": {"qk_norm": True},
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """One kernel to compile.
+
+    Attributes:
+        layout: which of a and b is transposed in memory: 'nt' forward, 'nn' dgrad, 'tn' wgrad.
+        config: arguments of a Configuration; None leaves the choice to the backend.
+        vectorize: see :func:`codetta.backends.cuda.lowering.lower`.
+        dtype_b: of b where it is not a's.
+        fp8: how fp8 products accumulate, see :class:`codetta.fp8_accumulation`.
+    """
+
+    text: str
+    m: int
+    n: int
+    k: int
+    layout: str
+    dtype: str = "bfloat16"
+    config: tuple | None = None
+    vectorize: bool = True
+    dtype_b: str = ""
+    fp8: str = "fast"
+
+
+def library(sm: str) -> dict[str, Job]:
+    """Kernels by name; programs that are not one kernel (``explain``) are left out.
+
+    On Hopper in the configurations the backend chooses. It has none for Blackwell: there in one
+    that serves every epilogue.
+    """
+    found: dict[tuple, tuple[str, Job]] = {}
+    for name, program, (m, n, k), layout, dtype in (*_catalog(), *_segments()):
+        operand = MAINLOOP[getattr(torch, dtype)]
+        if explain(program, operand) is None:
+            lowered = lower(program, operand)
+            config = _blackwell(lowered) if sm == "100" else choose(lowered, m, n, k, layout)
+            key = (_anonymous(lowered.source), layout, replace(config, provenance=""))
+            given = astuple(config) if sm == "100" else None
+            found.setdefault(key, (name, Job(program.text, m, n, k, layout, dtype, given)))
+    return dict(found.values())
+
+
+def job(name: str, **changes) -> Job:
+    """A catalog program at small sizes: m, n, k, dtype and config are its defaults' changes."""
+    program, layout, dtype = next((p, x, d) for n, p, _, x, d in _catalog() if n == name)
+    sizes = {"m": 1024, "n": _columns(program, 1536), "k": 512}
+    return Job(program.text, **({**sizes, "layout": layout, "dtype": dtype} | changes))
+
+
+def _blackwell(lowered: Lowered) -> Configuration:
+    """256x128 over two CTAs; column sums, whose partials are per CTA, in one."""
+    alone = any(s.over == "m" for s in lowered.sinks)
+    return Configuration(128, 128, False, 1) if alone else Configuration(256, 128, False)
+
+
+#: Name, program, (m, n, k), layout, dtype of a and b.
+_Item = tuple[str, Program, tuple[int, int, int], str, str]
+
+
+def _catalog() -> Iterator[_Item]:
+    for name, entry in programs.catalog().items():
+        program = entry.program
+        if program.has_acc:
+            dgrad = name.endswith(("backward", "unscaled")) or "dgrad" in name
+            layout = "tn" if "wgrad" in name else "nn" if dgrad else "nt"
+            dtype = "float8_e4m3fn" if entry.family == "fp8" else "bfloat16"
+            yield name, program, (TOKENS, _columns(program, 2048), 2048), layout, dtype
+
+
+def _columns(program: Program, n: int) -> int:
+    """The next N that the pairs and groups of a program and 16 bytes divide."""
+    while n % program.granule:
+        n += 8
+    return n
+
+
+def _segments() -> Iterator[_Item]:
+    parts = (block.ENTRY, block.MIDDLE, block.EXIT)
+    for sizes, part, variant in itertools.product(LAYERS, parts, VARIANTS):
+        hidden, mlp, heads, kv_heads = sizes
+        spec = block.Spec(part, hidden, mlp, heads, kv_heads, 128, 128, **VARIANTS[variant])
+        plan = block.segment(spec, block.ADJACENT)
+        wrt = tuple(i.name for i in plan.inputs if i.name not in ("is_qk", "rope"))
+        made = block.compiled(plan, wrt, tuple(o.name for o in plan.outputs))
+        assert made.backward is not None
+        for way, schedule in (("forward", made.forward), ("backward", made.backward)):
+            yield from _gemms(" ".join(filter(None, (part, variant, way))), schedule)
+
+
+def _gemms(name: str, schedule: Schedule) -> Iterator[_Item]:
+    """The GEMM kernels of a schedule, named by their layout and what is multiplied."""
+    for kernel in schedule.kernels:
+        if kernel.kind != "gemm":
+            continue
+        assert kernel.program is not None
+        layout = schedule.plan.nodes[kernel.root].attr("layout")
+        a = schedule.plan.nodes[kernel.reads[0]].type
+        rows, cols = (TOKENS if x == "M" else int(x) for x in (a.rows, a.cols))
+        m, k = (cols, rows) if layout == "tn" else (rows, cols)
+        size = (m, kernel.cols, k)
+        full = f"{name} {layout} {'x'.join(map(str, size))}"
+        yield full, kernel.program, size, layout, "bfloat16"
+
+
+def _anonymous(source: str) -> str:
+    """Generated code with its names numbered in order of appearance, without its docstring."""
+    _, _, code = source.partition('"""\n')
+    code = code[code.index("\n\n\n") :]
+    numbers: dict[str, int] = {}
+
+    def number(found: re.Match[str]) -> str:
+        return f"n{numbers.setdefault(found[0], len(numbers))}"
+
+    return re.sub(r"\b(?:epilogue_|p_|s_|o\d+_|rope_|turns_|index_|hit_|extent)\w+", number, code)
