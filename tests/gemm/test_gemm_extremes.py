@@ -10,7 +10,8 @@ import codetta
 from codetta.language import Index, epilogue, logsumexp, moments, rowmax, rowsum, select
 
 INF, NAN = float("inf"), float("nan")
-TILES = [(1, 1), (2, 3), (100, 100)]
+TILES = [None, (1, 1), (2, 3), (100, 100)]  # None is the backend's own
+DTYPES = [torch.float32, torch.bfloat16]
 
 
 def through_gemm(z, program, tile, **operands):
@@ -39,36 +40,41 @@ ROWS = {
 }
 
 
-def row(values, program, tile, **operands):
-    a = torch.ones(1, 1)
-    return codetta.gemm(a, torch.tensor([values]), program, tile=tile, **operands)
+def row(x, program, tile, **operands):
+    a = torch.ones(1, 1, dtype=x.dtype)
+    return codetta.gemm(a, x, program, tile=tile, **operands)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("tile", TILES, ids=str)
 @pytest.mark.parametrize("values", ROWS.values(), ids=ROWS)
-def test_log_sum_exp_and_maximum_are_those_of_torch(backend, values, tile):
-    out = row(values, LOSS, tile, target=torch.tensor([2]))
-    x = torch.tensor([values])
+def test_log_sum_exp_and_maximum_are_those_of_torch(backend, values, tile, dtype):
+    x = torch.tensor([values], dtype=dtype)
+    out = row(x, LOSS, tile, target=torch.tensor([2]))
+    x = x.float()
     torch.testing.assert_close(out.lse, torch.logsumexp(x, 1), equal_nan=True)
     torch.testing.assert_close(out.m, x.amax(1), equal_nan=True)
     torch.testing.assert_close(out.logit, x[:, 2], equal_nan=True)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("tile", TILES, ids=str)
 @pytest.mark.parametrize("values", ["plain", "far", "one -inf", "all but one -inf"])
-def test_an_excluded_column_has_no_weight(backend, values, tile):
+def test_an_excluded_column_has_no_weight(backend, values, tile, dtype):
     """-inf logits have probability 0, and 0 times an infinite payload counts 0."""
-    x = torch.tensor([ROWS[values]])
+    x = torch.tensor([ROWS[values]], dtype=dtype)
     p = torch.softmax(x.double(), 1)
     expected = torch.where(p == 0, 0.0, p * x.double()).sum(1)
-    out = row(ROWS[values], LOSS, tile, target=torch.tensor([0]))
+    out = row(x, LOSS, tile, target=torch.tensor([0]))
     torch.testing.assert_close(out.mean.double(), expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("target", [-1, 4, 7, -100, 2**40])
-def test_a_target_outside_of_the_columns_selects_zero(backend, target):
+def test_a_target_outside_of_the_columns_selects_zero(backend, target, dtype):
+    x = torch.tensor([ROWS["plain"]], dtype=dtype)
     for tile in TILES:
-        out = row(ROWS["plain"], LOSS, tile, target=torch.tensor([target]))
+        out = row(x, LOSS, tile, target=torch.tensor([target]))
         assert out.logit.item() == 0.0
 
 
@@ -80,13 +86,17 @@ def statistics_of(acc):
 STATISTICS = epilogue(statistics_of)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("tile", TILES, ids=str)
 @pytest.mark.parametrize("ratio", [0.0, 1e3, 1e5])
-def test_a_large_mean_costs_no_digits_of_the_variance(backend, ratio, tile):
+def test_a_large_mean_costs_no_digits_of_the_variance(backend, ratio, tile, dtype):
     """Sums of x and x² lose all digits of a variance at mean / sigma = 1000 in fp32."""
     torch.manual_seed(0)
-    x = torch.randn(6, 97) + ratio
+    # bf16 has 8 bits: sigma is as far below the mean as they allow.
+    spread = 1.0 if dtype is torch.float32 else max(1.0, ratio / 8)
+    x = (spread * torch.randn(6, 97) + ratio).to(dtype)
     out = through_gemm(x, STATISTICS, tile)
+    x = x.float()
     exact = x.double().var(1, unbiased=False)
     theirs = x.var(1, unbiased=False).double()
     error = (out.variance.double() - exact).norm()
@@ -95,17 +105,19 @@ def test_a_large_mean_costs_no_digits_of_the_variance(backend, ratio, tile):
     eps = torch.finfo(torch.float32).eps
     assert error <= 2 * (theirs - exact).norm() + 2 * eps * addends
     naive = ((x * x).mean(1) - x.mean(1) ** 2).double()
-    if ratio >= 1e3:
+    if ratio >= 1e3 and dtype is torch.float32:
         assert (naive - exact).norm() > 100 * error
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("values", ["nan", "inf", "nan and inf", "all -inf"])
-def test_sums_and_moments_of_non_finite_rows_are_those_of_torch(backend, values):
-    x = torch.tensor([ROWS[values]])
+def test_sums_and_moments_of_non_finite_rows_are_those_of_torch(backend, values, dtype):
+    given = torch.tensor([ROWS[values]], dtype=dtype)
+    x = given.float()
     total = epilogue(_row_total)
     for tile in TILES:
-        torch.testing.assert_close(row(ROWS[values], total, tile), x.sum(1), equal_nan=True)
-        out = row(ROWS[values], STATISTICS, tile)
+        torch.testing.assert_close(row(given, total, tile), x.sum(1), equal_nan=True)
+        out = row(given, STATISTICS, tile)
         torch.testing.assert_close(out.mean, x.mean(1), equal_nan=True)
         assert out.variance.isnan().all()
 
@@ -125,23 +137,25 @@ MAPS = {
 }
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", MAPS)
-def test_nan_and_inf_pass_through_maps(backend, name):
-    x = torch.tensor([[NAN, INF, -INF, 0.0, 1.0]])
-    ours = codetta.gemm(torch.ones(1, 1), x, CASES[name])
-    torch.testing.assert_close(ours, MAPS[name](x), equal_nan=True)
+def test_nan_and_inf_pass_through_maps(backend, name, dtype):
+    x = torch.tensor([[NAN, INF, -INF, 0.0, 1.0]], dtype=dtype)
+    ours = row(x, CASES[name], None)
+    torch.testing.assert_close(ours, MAPS[name](x.float()).to(dtype), equal_nan=True)
 
 
-def test_padding_of_the_last_tile_does_not_count(backend):
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_padding_of_the_last_tile_does_not_count(backend, dtype):
     """All columns negative: a zero of the padding would be the maximum, or an addend of the sum."""
-    x = torch.full((3, 7), -5.0)
-    for tile in ((2, 4), (2, 6), (100, 100)):
+    x = torch.full((3, 7), -5.0, dtype=dtype)
+    for tile in (None, (2, 4), (2, 6), (100, 100)):
         out = through_gemm(x, LOSS, tile, target=torch.zeros(3, dtype=torch.long))
-        assert torch.equal(out.m, x[:, 0])
-        torch.testing.assert_close(out.lse, torch.logsumexp(x, 1))
+        assert torch.equal(out.m, x[:, 0].float())
+        torch.testing.assert_close(out.lse, torch.logsumexp(x.float(), 1))
 
 
-def test_the_gradient_of_a_maximum_is_shared_by_ties(backend):
+def test_the_gradient_of_a_maximum_is_shared_by_ties(wide_backend):
     z = torch.tensor([[1.0, 3.0, 3.0], [2.0, 2.0, 2.0]], requires_grad=True)
     program = CASES["row_maximum"]
     codetta.gemm(torch.eye(2), z, program, w=torch.ones(3)).m.sum().backward()

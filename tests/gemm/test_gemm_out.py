@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from helpers.budget import within_budget
 from helpers.cases import CASES, inputs
+from helpers.values import LAYOUTS
 
 import codetta
 from codetta.errors import BadOut, OutNeedsNoGrad
@@ -113,6 +115,23 @@ def test_the_product_is_not_rounded_before_it_is_added():
     error = (target.double() - exact).norm()
     assert error <= 1e-6 * exact.norm()
     assert (rounded - exact).norm() > 100 * error
+
+
+@pytest.mark.parametrize("target_dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("strides", ["plain", "transposed", "shifted"])
+@pytest.mark.parametrize("shape", [(5, 3, 64), (130, 200, 24), (301, 203, 51)], ids=str)
+def test_16_bit_products_are_added_to_any_target(backend, target_dtype, strides, shape):
+    m, n, k = shape
+    torch.manual_seed(0)
+    place = LAYOUTS[strides]
+    a, b = place(torch.randn(m, k).bfloat16()), place(torch.randn(k, n).bfloat16())
+    target = place(torch.randn(m, n).to(target_dtype))
+    exact = target.double() + a.double() @ b.double()
+    eager = target + a @ b
+    addends = target.double().abs() + a.double().abs() @ b.double().abs()
+    first, again = (codetta.gemm_accumulate_(place(target.clone()), a, b) for _ in range(2))
+    within_budget("target", first, exact, eager, addends)
+    assert torch.equal(first, again)
 
 
 def test_a_low_target_is_rounded_once():

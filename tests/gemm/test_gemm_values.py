@@ -6,10 +6,10 @@ from functools import partial
 
 import pytest
 import torch
-from helpers.budget import within_budget
 from helpers.cases import CASES, inputs
 from helpers.mutation import MUTANTS, fails_when_broken, wrong_tile
-from helpers.oracle import execution, last_addends, run
+from helpers.oracle import execution
+from helpers.values import as_dict, check_values
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,29 +19,6 @@ from codetta.language.types import Kind
 
 NAMES = list(CASES)
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
-
-
-def as_dict(program, out):
-    if isinstance(out, torch.Tensor):
-        return {program.outputs[0].name: out}
-    return out._asdict()
-
-
-def check_values(program, a, b, operands, tile=None):
-    """Outputs within the budget of the fp64 oracle; shapes and dtypes as documented."""
-    out = as_dict(program, codetta.gemm(a, b, program, tile=tile, **operands))
-    exact = run(program, a, b, operands, torch.float64).outputs
-    eager = run(program, a, b, operands, a.dtype).outputs
-    compute = torch.promote_types(torch.float32, a.dtype)
-    assert list(out) == [o.name for o in program.outputs]
-    for o in program.outputs:
-        type_, got = program.nodes[o.node].type, out[o.name]
-        lead = tuple(a.shape[:-1]) if type_.has_rows else ()
-        cols = (int(b.shape[1] * type_.cols),) if type_.has_cols else ()
-        assert tuple(got.shape) == lead + cols
-        assert got.dtype == {"operand": a.dtype, "accumulator": compute}[o.dtype]
-        addends = last_addends(program, o.name, a, b, operands)
-        within_budget(o.name, got, exact[o.name], eager[o.name], addends)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -203,7 +180,7 @@ def check_partials(program, a, b, operands, tile):
 
 @pytest.mark.parametrize("tile", [(1, 2), (2, 3), (4, 1), (100, 100)], ids=str)
 @pytest.mark.parametrize("name", REDUCING)
-def test_raw_partials_are_the_reductions_of_the_tiles(backend, name, tile):
+def test_raw_partials_are_the_reductions_of_the_tiles(wide_backend, name, tile):
     program = CASES[name]
     arguments = inputs(program, (7,), 5, 3)
     tile = (tile[0], tile[1] * program.granule)
@@ -221,7 +198,7 @@ def test_the_check_of_partials_fails_on_broken_kernels(name):
 
 @pytest.mark.parametrize("tile", [(1, 1), (3, 2), (4, 5), (1000, 1000)], ids=str)
 @pytest.mark.parametrize("name", REDUCING)
-def test_finalized_results_do_not_depend_on_the_tile(backend, name, tile):
+def test_finalized_results_do_not_depend_on_the_tile(wide_backend, name, tile):
     program = CASES[name]
     a, b, operands = inputs(program, (7,), 5, 3)
     tile = (tile[0], tile[1] * program.granule)

@@ -19,8 +19,10 @@ import torch
 from torch import Tensor
 
 from codetta.backends.cuda import accumulate, assembly, lowering
+from codetta.backends.cuda.arrays import is_matrix
 from codetta.backends.cuda.forms import PACKED, PAIR, Lowered
 from codetta.backends.cuda.launch import CudaBackend
+from codetta.language.meaning import stored
 
 _LOWERED: dict[str, Lowered] = {}
 
@@ -37,6 +39,8 @@ SCOPE = {
     "F32": _f32,
     "BFloat16": torch.bfloat16,
     "Float16": torch.float16,
+    "Float8E4M3FN": torch.float8_e4m3fn,
+    "Float8E5M2": torch.float8_e5m2,
     "INF": math.inf,
     "math": SimpleNamespace(
         rcp=_unary(torch.reciprocal),
@@ -55,6 +59,8 @@ def function_of(source: str):
     body = source.split('INF = float("inf")\n')[1].split("\nepilogue = EpiMod(")[0]
     body = "\n".join(x for x in body.splitlines() if not x.startswith("index_"))
     body = body.replace(".to(F32)", ".to(torch.float32)")
+    for name, largest in (("Float8E4M3FN", 448.0), ("Float8E5M2", 57344.0)):  # as GPUs convert
+        body = body.replace(f".to({name})", f".clamp(-{largest}, {largest}).to({name})")
     scope = {**SCOPE, "torch": torch}
     before = set(scope)
     exec(body, scope)
@@ -92,6 +98,8 @@ def launch(plan, a: Tensor, b: Tensor, d: Tensor | None, c: Tensor | None, argum
 class _Kernel:
     def __init__(self, lowered, tile, a, b, c, arguments) -> None:
         self.lowered, self.tile, self.arguments = lowered, tile, arguments
+        if a.element_size() == 1:  # fp8 tensor cores read along K alone
+            assert is_matrix(a, either=False) and is_matrix(b.t(), either=False)
         acc = a.float() @ b.float()
         self.m, self.n = acc.shape
         self.padded = tuple(-(-x // t) * t for x, t in zip(acc.shape, tile, strict=True))
@@ -140,17 +148,14 @@ class _Kernel:
         m, n = self.m, self.n
         if d is not None:
             value = self.full(result["D"], pair or self.lowered.mode == PACKED)[:m, : d.shape[1]]
-            d.copy_(d + value if options.get("add_to_output") else value)
+            d.copy_(stored(d + value if options.get("add_to_output") else value, d.dtype))
         for name, _ in self.lowered.aux:
             out = self.arguments[name]
             width = n // 2 if pair else n
             assert out.shape == (m, -(-width // 8) * 8 if pair else width)
             out = out[:, :width]
-            out.copy_(
-                self.full(result[name], False, out.shape[1] * self.padded[1] // n)[
-                    :m, : out.shape[1]
-                ]
-            )
+            value = self.full(result[name], False, out.shape[1] * self.padded[1] // n)
+            out.copy_(stored(value[:m, : out.shape[1]], out.dtype))
         for sink in self.lowered.sinks:
             self.sink(sink, result[sink.name])
 
@@ -229,4 +234,8 @@ def _moments(x, inside, payload):
     return [count, mean, deviation.square().sum(2)]
 
 
-_STATES = {"softmax": _softmax, "softmean": _softmax, "moments": _moments}
+def _maximum(x, inside, payload):
+    return [torch.where(inside, x, -math.inf).amax(2)]
+
+
+_STATES = {"maximum": _maximum, "softmax": _softmax, "softmean": _softmax, "moments": _moments}

@@ -50,8 +50,8 @@ def broken(mutant: Callable[[Tensor], Tensor], ops: tuple[str, ...]) -> Iterator
         for op in ops:
             original = getattr(ReferenceBackend, op)
 
-            def changed(self, *arguments, _original=original):
-                return [mutant(x) for x in _original(self, *arguments)]
+            def changed(self, *arguments, _original=original, **options):
+                return [mutant(x) for x in _original(self, *arguments, **options)]
 
             patch.setattr(ReferenceBackend, op, changed)
         yield

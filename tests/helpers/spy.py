@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
@@ -18,7 +19,8 @@ class Spy(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         if func.namespace == "codetta":
-            shapes = tuple(tuple(x.shape) for x in out or ())
+            made = [out] if isinstance(out, torch.Tensor) else out or ()
+            shapes = tuple(tuple(x.shape) for x in made)
             self.calls.append((func._schema.name.removeprefix("codetta::"), shapes))
         return out
 
