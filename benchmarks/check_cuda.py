@@ -8,7 +8,8 @@ Checked: the catalog's GEMM programs on aligned, ragged, tiny and strided operan
 without accumulator; the schedules of a decoder layer, forward and backward; accumulation in place;
 a call under CUDA graph capture; that a new M compiles nothing. The verdict is the error budget
 ‖out - ref64‖ <= 2 ‖theirs - ref64‖ + 2 eps ‖sum of absolute addends‖, where ``theirs`` rounds every
-operation as eager PyTorch does (for schedules: the reference backend in the same dtype).
+operation as eager PyTorch does (for schedules: the reference backend in the same dtype, whose error
+is smaller). Outputs of fewer than 32 numbers are judged over 16 draws of inputs together.
 
 Kernels are compiled in QuACK's pool of processes: an item whose kernel is not ready goes to the
 end of the queue. A failing item is a line in the table, and the exit status.
