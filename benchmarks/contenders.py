@@ -6,6 +6,7 @@ imported in its function, so that a missing package costs only that contender.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -96,7 +97,7 @@ def coda(layer: Layer) -> Contender:
     s = layer.shape
     spec = Spec(MIDDLE, s.d, s.f, s.heads, s.kv_heads, s.head_dim, s.head_dim, EPS, EPS)
     plan = segment(spec, ADJACENT)
-    if layer.x.is_cuda:
+    if layer.x.is_cuda and SERIAL not in os.environ:
         compile_together(plan, spec, len(layer.x), layer.x.dtype)
     table = torch.cat((layer.angles.cos(), layer.angles.sin()), dim=1)
     rope = (table, torch.arange(len(layer.x), device=layer.x.device))
@@ -151,6 +152,9 @@ def _adjacent(layer: Layer) -> tuple[Tensor, Tensor]:
     columns = adjacent_columns(layer.shape).to(layer.grad_qkv.device)
     return layer.grad_x, layer.grad_qkv[:, columns].contiguous()
 
+
+#: Set in the environment where CODA's kernels are to be compiled one by one.
+SERIAL = "CODETTA_BENCH_SERIAL"
 
 CONTENDERS: dict[str, Callable[[Layer], Contender]] = {
     "eager": eager,

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -31,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from contenders import CONTENDERS, ONLY, Contender, floor
+from contenders import CONTENDERS, ONLY, SERIAL, Contender, floor
 from layer_model import SHAPES, TINY, TOKENS, Layer, Shape
 from measure import (
     Budget,
@@ -63,6 +64,7 @@ def measure(
     names: list[str],
     budget: Budget,
     contenders: dict[str, Callable[[Layer], Contender]] = CONTENDERS,
+    floors: tuple[str, ...] = ("cuBLAS", "QuACK"),
 ) -> dict[str, Any]:
     """Interleaved timings of all contenders at one shape."""
     layer = Layer.random(shape, tokens)
@@ -73,6 +75,8 @@ def measure(
     }  # fmt: skip
     runs: dict[str, tuple[Callable[[], Any], int]] = {}
     for name, made in (("floor", _cublas), ("floor, QuACK", _quack)):
+        if name != "floor" and "QuACK" not in floors:
+            continue
         try:
             forward, both = made(layer)
             runs |= {f"{name}/forward": (forward, steps), f"{name}/both": (both, steps)}
@@ -178,8 +182,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--steps", type=int, default=3, help="consecutive steps per sample")
     parser.add_argument("--budget", type=float, default=540, help="seconds after which to stop")
+    parser.add_argument("--floor", action="append", choices=["cuBLAS", "QuACK"])
+    parser.add_argument("--serial", action="store_true", help="compile CODA's kernels one by one")
     args = parser.parse_args(arguments)
     budget = Budget(args.budget)
+    if args.serial:
+        os.environ[SERIAL] = "1"
     shapes = {s.name: s for s in [*SHAPES, TINY]}
     for name in args.shape or [s.name for s in SHAPES]:
         file = args.out / f"layer_{name}_{args.tokens}.json"
@@ -189,7 +197,10 @@ def main(arguments: list[str] | None = None) -> None:
                 break
             torch._dynamo.reset()  # each shape compiles anew; keep clear of the recompile limit
             names = args.contender or [n for n in CONTENDERS if n not in ONLY or name in ONLY[n]]
-            made = measure(shapes[name], args.tokens, args.rounds, args.steps, names, budget)
+            floors = tuple(args.floor or ("cuBLAS", "QuACK"))
+            made = measure(
+                shapes[name], args.tokens, args.rounds, args.steps, names, budget, floors=floors
+            )
             write_json(file, made)
             free()
         print(table(json.loads(file.read_text())), flush=True)

@@ -11,7 +11,7 @@ import threading
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from kernels import Job
+from kernel_jobs import Job
 
 WORKER = Path(__file__).with_name("compile_kernels.py")
 ARCHITECTURES = {"90": "sm_90a", "100": "sm_100a"}
@@ -100,7 +100,7 @@ def main() -> None:
     """Compile everything (or what contains the second argument) and print one line per kernel."""
     import time
 
-    from kernels import library
+    from kernel_jobs import library
 
     sm, wanted = sys.argv[1], " ".join(sys.argv[2:])
     with tempfile.TemporaryDirectory() as folder:

@@ -13,7 +13,7 @@ import sys
 
 import pytest
 from compiler import Compiler, environment
-from kernels import job, library
+from kernel_jobs import job, library
 
 from codetta.backends.cuda.available import missing_package
 

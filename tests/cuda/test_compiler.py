@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from compiler import Compiler
-from kernels import Job
+from kernel_jobs import Job
 
 #: Answers like the real worker, except that the packed form of some programs ends or stops it.
 WORKER = """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from compiler import Compiler
-from kernels import Job
+from kernel_jobs import Job
 
 from codetta import programs
 from codetta.backends.cuda.available import missing_package
