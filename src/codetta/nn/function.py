@@ -11,7 +11,7 @@ go of as soon as its last reader has run, or becomes the memory of a result.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from codetta.errors import DoubleBackward
 from codetta.language.types import Kind
 from codetta.nn.block import BACKWARD, Rules, compiled
 from codetta.plan import Plan
+from codetta.plan.operator import Traced, is_traced
 
 
 def apply_plan(plan: Plan, inputs: Mapping[str, Any], rules: Rules = BACKWARD) -> dict[str, Tensor]:
@@ -40,7 +41,7 @@ def apply_plan(plan: Plan, inputs: Mapping[str, Any], rules: Rules = BACKWARD) -
         wanted = tuple(x.requires_grad for x in tensors)
     bound = _bound(plan, wanted if any(wanted) else (), rules)
     if bound.backward is None:
-        found = bound.forward.run(bound.given(tensors, constants))
+        found = bound.run_forward(bound.given(tensors, constants))
     else:
         found = _PlanFunction.apply(bound, constants, *tensors)
     return dict(zip(names.outputs, found, strict=True))
@@ -82,7 +83,7 @@ class _Bound:
         names = _names(plan)
         wrt = tuple(n for n, w in zip(names.tensors, wanted, strict=False) if w)
         parts = compiled(plan, wrt, names.outputs, rules)
-        self.plan, self.outputs = plan, len(names.outputs)
+        self.plan, self.outputs, self.parts = plan, len(names.outputs), parts
         self.forward = parts.forward.executable
         self.backward = parts.backward.executable if parts.backward is not None else None
         inputs = (*names.tensors, *names.constants)
@@ -100,6 +101,21 @@ class _Bound:
         made = {n: i for i, n in enumerate(self.backward.outputs)}
         self.gradients = tuple(made.get(f"d_{n}") for n in names.tensors)
 
+    @cached_property
+    def traced_forward(self) -> Traced:
+        return Traced(self.parts.forward)
+
+    @cached_property
+    def traced_backward(self) -> Traced:
+        assert self.parts.backward is not None
+        return Traced(self.parts.backward)
+
+    def run_forward(self, values: list[Any]) -> list[Tensor]:
+        """The forward's results; one operator where a compiler traces."""
+        if any(map(is_traced, values)):
+            return self.traced_forward.run(values)
+        return self.forward.run(values)
+
     def given(self, tensors: Sequence[Tensor], constants: Sequence[Any]) -> list[Any]:
         """The forward's inputs, in its order."""
         known = (*tensors, *constants)
@@ -111,7 +127,7 @@ class _PlanFunction(torch.autograd.Function):
     def forward(
         ctx: Any, bound: _Bound, constants: tuple[Any, ...], *tensors: Tensor
     ) -> tuple[Tensor, ...]:
-        found = bound.forward.run(bound.given(tensors, constants))
+        found = bound.run_forward(bound.given(tensors, constants))
         known = (*tensors, *constants, *found)
         ctx.save_for_backward(*(known[i] for i in bound.saved))
         ctx.set_materialize_grads(False)
@@ -156,6 +172,8 @@ def _backward(ctx: Any, bound: _Bound, cotangents: Sequence[Tensor | None]) -> l
         else:
             values.append(arrived[number - bound.first_cotangent])
     del saved
+    if any(map(is_traced, values)):
+        return bound.traced_backward.run(values)
     # Nobody will ask for the saved tensors again: the run holds the last reference to them.
     once = not torch._C._autograd._get_current_graph_task_keep_graph()
     if once:

@@ -1,0 +1,1 @@
+"""From PyTorch graphs to Plans and back: what ``codetta.compile`` does."""
