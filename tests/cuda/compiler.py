@@ -16,7 +16,7 @@ from kernel_jobs import Job
 WORKER = Path(__file__).with_name("compile_kernels.py")
 ARCHITECTURES = {"90": "sm_90a", "100": "sm_100a"}
 #: The compiler may hang instead of crashing; one kernel takes 2 to 13 s on an idle machine.
-PATIENCE_S = 120
+PATIENCE_S = 300
 
 
 class Compiler:

@@ -76,9 +76,8 @@ RAGGED = [("row_scale_lse_target", "n"), ("layernorm_statistics", "n"), ("rms_li
 @on_hopper
 @pytest.mark.parametrize("name, axis", RAGGED)
 def test_masking_the_edges_spills_nothing(hopper, name, axis):
-    expected = {"stores": 1, "loads": 1} if name == "row_scale_lse_target" else {}
     made = hopper.compile(job(name, dtype="float16", **{axis: {"m": 1000, "n": 1528}[axis]}))
-    assert fault(made, "sm_90a", **expected) is None, made
+    assert fault(made, "sm_90a") is None, made
 
 
 @on_hopper

@@ -170,6 +170,7 @@ def test_the_shipped_file_is_what_the_program_expects():
     data = json.loads(shipped.FILE.read_text())
     assert data["format"] == 1 and data["provenance"]["gpu"]
     known = {family(lowered(n)) for n in FUSED} | {"pair rotary1 store1"}
+    known |= {f"fp8 {name}" for name in known}
     for entry in data["entries"]:
         assert Configuration.of(entry["config"], "") is not None
         assert entry["layout"] in ("nt", "nn", "tn", "tt") and entry["family"] in known
