@@ -6,8 +6,8 @@
 A random Llama (16 layers, hidden 2048, MLP 8192, 16 heads, vocabulary 512) is trained for two steps
 through ``codetta.nn.Decoder`` in a new process. 'cold' gives it empty cache directories for QuACK,
 Triton, Inductor and codetta; 'warm' the directories that a cold process filled; 'parallel' is cold
-with all kernels compiled at once in worker processes before the step (precompile.py). The file
-system's cache and the driver are warm in all of them.
+with all GEMM kernels compiled at once before the step (``codetta.precompile``). The file system's
+cache and the driver are warm in all of them.
 """
 
 from __future__ import annotations
@@ -76,10 +76,7 @@ def child(begun: float, sizes: dict[str, int], tokens: int, parallel: bool) -> d
     builds = count_builds()
     found: dict[str, Any] = {"precompiled": None}
     if parallel:
-        from precompile import decoder_calls, precompile
-
-        calls = decoder_calls(decoder.spec, sizes["vocab_size"], tokens, dtype)
-        found["precompiled"] = precompile(calls) if device() == "cuda" else {"calls": len(calls)}
+        found["precompiled"] = precompiled(decoder, tokens)
         stages.done("precompile")
     for step in ("first step", "second step"):
         loss = decoder(ids, labels=ids).loss
@@ -95,6 +92,22 @@ def child(begun: float, sizes: dict[str, int], tokens: int, parallel: bool) -> d
         "loss": float(loss.detach()), "sizes": sizes, "tokens": tokens,
         "environment": environment(),
     }  # fmt: skip
+
+
+def precompiled(decoder: Any, tokens: int) -> dict[str, Any]:
+    """Compile the kernels of a step in worker processes; without a GPU only count them."""
+    import codetta
+    from codetta.tuning.calls import jobs
+    from codetta.tuning.precompile import decoder_calls
+
+    if decoder.lm_head.weight.is_cuda:
+        made = codetta.precompile(decoder, tokens=tokens, progress=to_stderr)
+        return {"kernels": made.kernels, "seconds": made.seconds, "failed": dict(made.failed)}
+    return {"kernels": len(jobs(decoder_calls(decoder, tokens), None))}
+
+
+def to_stderr(text: str, share: float) -> None:
+    print(f"  {text}", file=sys.stderr, flush=True)
 
 
 def count_builds() -> list[float]:

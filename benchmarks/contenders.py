@@ -111,16 +111,11 @@ def coda(layer: Layer) -> Contender:
 
 
 def compile_together(plan: Any, spec: Any, tokens: int, dtype: torch.dtype) -> None:
-    """Compile CODA's kernels in parallel; should that fail, the first step does it one by one."""
-    from precompile import plan_calls, precompile
+    """Compile CODA's GEMM kernels in worker processes; what fails there the first step tries."""
+    from codetta.tuning.precompile import compile_calls, plan_calls
 
-    from codetta.nn.block import BACKWARD
-
-    try:
-        found = precompile(plan_calls(plan, BACKWARD, spec, tokens, dtype))
-        print(f"  coda: {found['calls']} calls compiled in {found['seconds']:.1f} s", flush=True)
-    except Exception as error:
-        print(f"  coda: not compiled together: {type(error).__name__}: {error}", flush=True)
+    calls = plan_calls(plan, spec, tokens, dtype)
+    print(f"  coda: {compile_calls(calls, torch.cuda.current_device())}", flush=True)
 
 
 def paper(layer: Layer, keep: bool = False, kernels: Any = None) -> Contender:
@@ -165,8 +160,8 @@ CONTENDERS: dict[str, Callable[[Layer], Contender]] = {
     "paper form, x·γ kept": paper_kept,
     "coda": coda,
 }
-#: Contenders that run at these shapes only.
-ONLY = {"torch.compile max-autotune": ("d2048", "tiny")}
+#: Contenders that run only where they are named.
+ASKED_FOR = frozenset({"torch.compile max-autotune"})
 
 Product = Callable[[Tensor, Tensor], Tensor]
 

@@ -4,10 +4,13 @@ The layer runs from attention output to the next layer's q, k, v (layer_model.py
 backward with gradients of every weight. Contenders (contenders.py): eager, torch.compile (and its
 max-autotune at d2048), Liger's kernels, the paper's form on QuACK's library epilogues, CODA. The
 floor is the twelve plain GEMMs that every contender must do, by cuBLAS; also by QuACK's mainloop in
-its best tile.
+the configurations that plain.py finds on record. max-autotune takes minutes to compile, so it runs
+only where it is asked for.
 
     python benchmarks/layer.py --out results            # all shapes, resumed where it stopped
-    python benchmarks/layer.py --out results --shape d2048 --budget 400
+    python benchmarks/layer.py --out results --shape d2048 --budget 150
+    python benchmarks/layer.py --out results/max-autotune --shape d2048 --floor cuBLAS \\
+        --contender "torch.compile" --contender "torch.compile max-autotune" --contender coda
 
 How it is timed. All contenders run interleaved in one process on random data. A sample is --steps
 (3) consecutive steps between two CUDA events, so the host runs ahead as in training. Gradients go
@@ -25,6 +28,7 @@ import argparse
 import json
 import os
 import statistics
+import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -32,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from contenders import CONTENDERS, ONLY, SERIAL, Contender, floor
+from contenders import ASKED_FOR, CONTENDERS, SERIAL, Contender, floor
 from layer_model import SHAPES, TINY, TOKENS, Layer, Shape
 from measure import (
     Budget,
@@ -52,8 +56,8 @@ from torch import Tensor
 __all__ = ["SHAPES", "TOKENS", "Shape", "environment"]
 
 #: Seconds a shape may need: a shape is not begun with less left.
-NEEDED = {"d2048": 330, "paper2048": 150, "d4096": 180, "paper4096": 180}
-NEEDED_OTHERWISE = 270
+NEEDED = {"d2048": 150}
+NEEDED_OTHERWISE = 120
 
 
 def measure(
@@ -67,7 +71,10 @@ def measure(
     floors: tuple[str, ...] = ("cuBLAS", "QuACK"),
 ) -> dict[str, Any]:
     """Interleaved timings of all contenders at one shape."""
+    say = Phases()
+    compiling = start_compiling(names)
     layer = Layer.random(shape, tokens)
+    say("inputs")
     result: dict[str, Any] = {
         "shape": asdict(shape), "tokens": tokens, "steps_per_sample": steps, "times_ms": {},
         "peak_bytes": {}, "relative_difference_to_eager": {}, "notes": {},
@@ -82,10 +89,15 @@ def measure(
             runs |= {f"{name}/forward": (forward, steps), f"{name}/both": (both, steps)}
         except Exception as error:
             result["notes"][name] = _failed(error)
+        say(name)
     reference = gradients(contenders["eager"](layer))
+    say("eager's gradients")
     for name in names:
         try:
             begun = time.monotonic()
+            if name.startswith("paper"):
+                result["notes"]["paper form, compilers"] = finished(compiling)
+                say("paper form: compilers")
             contender = contenders[name](layer)
             found = gradients(contender)
             synchronize()
@@ -99,9 +111,11 @@ def measure(
         except Exception as error:
             result["notes"][name] = _failed(error)
         free()
-        print(f"  {name}: {result['notes'][name]}", flush=True)
+        say(f"{name}: {result['notes'][name]}")
     del reference
     times = interleaved(runs, rounds, budget)
+    say(f"{rounds} rounds")
+    result["phases_s"] = say.seconds
     result["environment"]["state_after"] = gpu_state()
     for key, found_times in times.items():
         name, what = key.rsplit("/", 1)
@@ -115,11 +129,61 @@ def _cublas(layer: Layer) -> tuple[Callable[[], None], ...]:
 
 
 def _quack(layer: Layer) -> tuple[Callable[[], None], ...]:
-    from quack_kernels import plain
+    from plain import plain, plain_jobs
 
-    runs = floor(layer, plain)
-    runs[1]()  # tunes
-    return runs
+    from codetta.backends.cuda import quack
+    from codetta.tuning.workers import compile_all
+
+    if not layer.x.is_cuda:
+        raise RuntimeError("there is no GPU")
+    shapes: list[tuple[Tensor, Tensor]] = []
+
+    def note(a: Tensor, b: Tensor) -> Tensor:
+        shapes.append((a, b))
+        return b
+
+    floor(layer, note)[1]()
+    compile_all(plain_jobs(shapes), Path(quack.cache_folder()))
+    return floor(layer, plain)
+
+
+class Phases:
+    """Prints and keeps the seconds of each phase, so that a stall shows where it is."""
+
+    def __init__(self) -> None:
+        self.begun = time.monotonic()
+        self.seconds: dict[str, float] = {}
+
+    def __call__(self, what: str) -> None:
+        now = time.monotonic()
+        self.seconds[what.split(": first")[0]] = round(now - self.begun, 2)
+        print(f"  {now - self.begun:6.1f} s  {what}", flush=True)
+        self.begun = now
+
+
+def start_compiling(names: list[str]) -> list[Any]:
+    """Processes that compile the paper's form, where it is asked for and there is a GPU."""
+    if not torch.cuda.is_available() or not any(n.startswith("paper") for n in names):
+        return []
+    try:
+        from quack_kernels import start_compiling as start
+    except ImportError:  # said when the contender is made
+        return []
+    return list(start())
+
+
+def finished(processes: list[Any], limit_s: float = 90.0) -> str:
+    """Wait for them; what did not end well is compiled by the first call."""
+    end = time.monotonic() + limit_s
+    codes: list[int | str] = []
+    for process in processes:
+        try:
+            codes.append(process.wait(max(0.1, end - time.monotonic())))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            codes.append("stopped")
+    processes.clear()
+    return f"exit codes {codes}"
 
 
 def _failed(error: Exception) -> str:
@@ -196,7 +260,7 @@ def main(arguments: list[str] | None = None) -> None:
                 print(f"{name}: not begun, {budget.left():.0f} s left; run again to go on")
                 break
             torch._dynamo.reset()  # each shape compiles anew; keep clear of the recompile limit
-            names = args.contender or [n for n in CONTENDERS if n not in ONLY or name in ONLY[n]]
+            names = args.contender or [n for n in CONTENDERS if n not in ASKED_FOR]
             floors = tuple(args.floor or ("cuBLAS", "QuACK"))
             made = measure(
                 shapes[name], args.tokens, args.rounds, args.steps, names, budget, floors=floors

@@ -1,24 +1,27 @@
-"""QuACK for the benchmarks: its library epilogues, plain GEMMs, and a short list of tiles to tune.
+"""QuACK's library epilogues for the paper's form, in three fixed configurations.
 
-QuACK tunes by itself the first time it sees a shape; it is given the short list here, which holds
-the tiles that ever won on Hopper, and that happens before anything is timed.
+QuACK's own tuner takes minutes. Here the three tiles that won nearly everywhere in the records of
+tune_shapes.py are timed per kernel and shape, and the fastest is kept (pick.py). Their kernels are
+compiled before that, one process per configuration, each of which runs a small layer:
+
+    python benchmarks/quack_kernels.py 0     # what such a process does; 0, 1, 2: the configuration
 """
 
 from __future__ import annotations
 
 import os
-from functools import lru_cache
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("QUACK_COMPILE_WORKERS", str(len(os.sched_getaffinity(0))))
-
-import quack.gemm_runtime.autotune as autotune
 import torch
-from paper_form import Epilogue, Kernels
+from paper_form import Kernels
+from pick import Picked
 from quack.epilogue.frontend import gemm_epilogue
 from quack.epilogue.library import (
     dswiglu_rstd_preact_mod,
-    identity_epi,
     rms_bwd_apply_epi,
     rms_partial_epi,
     rstd_gated_preact_mod,
@@ -26,30 +29,13 @@ from quack.epilogue.library import (
 from quack.epilogue.ops import ColVecLoad, RowVecLoad, RowVecReduce
 from quack.epilogue.rotary import make_interleaved_inv_freq, rstd_rope_posfreq_epi
 from quack.gemm_config import GemmConfig
-from torch import Tensor
 
-#: (tile_m, tile_n, ping-pong); each with clusters 2x1 and 1x2.
-TILES = (
-    (256, 128, False), (256, 160, False), (256, 192, False), (256, 208, False), (128, 256, False),
-    (128, 128, True), (128, 160, True), (128, 192, True), (192, 128, True),
+#: Kept for the life of the process: QuACK keys what it compiled by their id.
+CONFIGURATIONS = tuple(
+    GemmConfig(tile_m=m, tile_n=n, pingpong=True, cluster_m=c, cluster_n=3 - c,
+               device_capacity=9, is_dynamic_persistent=False)
+    for m, n, c in ((128, 128, 1), (192, 128, 1), (128, 192, 2))
 )  # fmt: skip
-
-
-@lru_cache(maxsize=1)
-def configurations() -> tuple[GemmConfig, ...]:
-    return tuple(
-        GemmConfig(tile_m=m, tile_n=n, pingpong=pingpong, cluster_m=c, cluster_n=3 - c,
-                   device_capacity=9, is_dynamic_persistent=False)
-        for m, n, pingpong in TILES
-        for c in (2, 1)
-    )  # fmt: skip
-
-
-def shorten_tuning() -> None:
-    """Let QuACK tune over the short list only."""
-    autotune.get_all_configs = lambda epilogue=None: [
-        c for c in configurations() if epilogue != "gated" or c.tile_n % 32 == 0
-    ]
 
 
 @gemm_epilogue(
@@ -62,32 +48,48 @@ def rms_bwd_store_epi(acc, c, y, w, corr):  # type: ignore[no-untyped-def]
     return {"D": acc * w + c + y * corr, "a": y * w, "dw": (acc, y)}
 
 
-def paper_kernels() -> Kernels:
-    shorten_tuning()
+def paper_kernels(configurations: Sequence[GemmConfig] = CONFIGURATIONS) -> Kernels:
+    def picked(name: str, mod: Any) -> Picked:
+        variants = {
+            f"{c.tile_m}x{c.tile_n} {c.cluster_m}x{c.cluster_n}": _in(mod, c)
+            for c in configurations
+        }
+        return Picked(name, variants)
+
     return Kernels(
-        rms_partial=_tuned(rms_partial_epi),
-        swiglu=_tuned(rstd_gated_preact_mod("swiglu")),
-        rope=_tuned(rstd_rope_posfreq_epi),
-        rms_bwd=_tuned(rms_bwd_apply_epi),
-        rms_bwd_store=_tuned(rms_bwd_store_epi),
-        dswiglu=_tuned(dswiglu_rstd_preact_mod),
+        rms_partial=picked("rms_partial", rms_partial_epi),
+        swiglu=picked("swiglu", rstd_gated_preact_mod("swiglu")),
+        rope=picked("rope", rstd_rope_posfreq_epi),
+        rms_bwd=picked("rms_bwd", rms_bwd_apply_epi),
+        rms_bwd_store=picked("rms_bwd_store", rms_bwd_store_epi),
+        dswiglu=picked("dswiglu", dswiglu_rstd_preact_mod),
         inv_freq=make_interleaved_inv_freq,
         compile=torch.compile,
     )
 
 
-def _tuned(mod: Any) -> Epilogue:
-    return lambda a, b, c=None, **operands: mod(a, b, c, tuned=True, **operands)
+def _in(mod: Any, config: GemmConfig) -> Any:
+    return lambda a, b, c=None, **operands: mod(a, b, c, config=config, tuned=False, **operands)
 
 
-def plain(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b by QuACK's mainloop in its best tile of the list."""
-    shorten_tuning()
-    found: Tensor = identity_epi(a, b, tuned=True)["D"]
-    return found
+def start_compiling() -> list[subprocess.Popen[bytes]]:
+    """Processes that fill QuACK's cache with these kernels; wait for them before the first call."""
+    return [
+        subprocess.Popen([sys.executable, str(Path(__file__)), str(i)], env=os.environ)
+        for i in range(len(CONFIGURATIONS))
+    ]
 
 
-def plain_in(config: GemmConfig, a: Tensor, b: Tensor) -> Tensor:
-    """a @ b by QuACK's mainloop in one tile."""
-    found: Tensor = identity_epi(a, b, config=config, tuned=False)["D"]
-    return found
+def main() -> None:
+    from contenders import paper
+    from layer_model import Layer, Shape
+
+    small = Layer.random(Shape("small", 512, 1024, 4, 4), 512)  # kernels are the same at any size
+    kernels = paper_kernels([CONFIGURATIONS[int(sys.argv[1])]])
+    for keep in (False, True):
+        paper(small, keep, kernels).both()
+    torch.cuda.synchronize()
+
+
+if __name__ == "__main__":
+    main()

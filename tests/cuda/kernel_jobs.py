@@ -8,7 +8,6 @@ names: a kernel's sizes are free, and what they decide is the configuration.
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass, replace
 
@@ -69,7 +68,7 @@ def library(sm: str) -> dict[str, Job]:
         if explain(program, operand) is None:
             lowered = lower(program, operand)
             config = _blackwell(lowered) if sm == "100" else choose(lowered, m, n, k, layout)
-            key = (_anonymous(lowered.source), layout, replace(config, provenance=""))
+            key = (lowered.source, layout, replace(config, provenance=""))
             given = astuple(config) if sm == "100" else None
             found.setdefault(key, (name, Job(program.text, m, n, k, layout, dtype, given)))
     return dict(found.values())
@@ -135,15 +134,3 @@ def _gemms(name: str, schedule: Schedule) -> Iterator[_Item]:
         size = (m, kernel.cols, k)
         full = f"{name} {layout} {'x'.join(map(str, size))}"
         yield full, kernel.program, size, layout, "bfloat16"
-
-
-def _anonymous(source: str) -> str:
-    """Generated code with its names numbered in order of appearance, without its docstring."""
-    _, _, code = source.partition('"""\n')
-    code = code[code.index("\n\n\n") :]
-    numbers: dict[str, int] = {}
-
-    def number(found: re.Match[str]) -> str:
-        return f"n{numbers.setdefault(found[0], len(numbers))}"
-
-    return re.sub(r"\b(?:epilogue_|p_|s_|o\d+_|rope_|turns_|index_|hit_|extent)\w+", number, code)

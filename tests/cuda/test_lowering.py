@@ -192,7 +192,6 @@ def test_different_programs_have_different_sources():
     assert first.digest != second.digest
     texts = {lower(p, d).source for p in (first, second) for d in ("bf16", "fp16")}
     assert len(texts) == 4
-    assert all(p.digest in lower(p, "bf16").source for p in (first, second))
 
 
 def test_equal_programs_have_equal_sources():

@@ -260,9 +260,11 @@ def test_a_wrong_entry_of_the_table_is_caught(name, monkeypatch):
         program = found[-1] if found else _with(name)
     m, n = 6, -(-24 // program.granule) * program.granule
     operands = inputs(program, m, n, torch.float32)
-    monkeypatch.setattr(triton_kernels, "_RECIPES", {})
+    for kept in ("_RECIPES", "_KERNELS"):
+        monkeypatch.setattr(triton_kernels, kept, {})
     check(program, operands, m, n, torch.float32)
     triton_kernels._RECIPES.clear()
+    triton_kernels._KERNELS.clear()
     monkeypatch.setitem(LOWERING._rules, name, _wrong(LOWERING[name], name in COMPARISONS))
     with pytest.raises(AssertionError):
         check(program, operands, m, n, torch.float32)
@@ -286,3 +288,18 @@ def test_the_comparison_notices_small_errors():
     for changed in (expected * 1.0001, expected.roll(1, 0), expected.bfloat16()):
         with pytest.raises(AssertionError):
             agree(changed, expected)
+
+
+@pytest.mark.parametrize("column", [3, 2400], ids=["first block", "last block"])
+def test_an_infinite_mean_survives_the_other_blocks(column):
+    tracer = ProgramTracer("mean")
+    x = tracer.operand(Operand("x", Kind.TILE))
+    made = tracer.emit("rowmean", x)
+    program = Program.build(
+        "mean", [Operand("x", Kind.TILE)], tracer.nodes, [Output("y", made.id, "accumulator")]
+    )
+    given = torch.randn(4, 2500, device=DEVICE)
+    given[1, column], given[2, column], given[3, 0] = float("inf"), float("-inf"), float("nan")
+    arguments = ([given], 4, 2500, torch.float32, torch.float32)
+    (found,) = triton_kernels.pointwise(program, *arguments)
+    assert found[0].isfinite() and found[1].isposinf() and found[2].isneginf() and found[3].isnan()

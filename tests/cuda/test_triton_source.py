@@ -62,7 +62,6 @@ def test_different_programs_never_share_a_kernel():
     ]
     assert len({s.name for s in sources}) == len(sources)
     assert first_source(program(2.0)) == sources[0]
-    assert program(2.0).digest in sources[0].text
 
 
 def test_sizes_are_arguments_and_sums_have_a_fixed_order():

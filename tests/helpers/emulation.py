@@ -57,7 +57,7 @@ SCOPE = {
 def function_of(source: str):
     """The epilogue function of a generated module."""
     body = source.split('INF = float("inf")\n')[1].split("\nepilogue = EpiMod(")[0]
-    body = "\n".join(x for x in body.splitlines() if not x.startswith("index_"))
+    body = "\n".join(x for x in body.splitlines() if not x.startswith("index"))
     body = body.replace(".to(F32)", ".to(torch.float32)")
     for name, largest in (("Float8E4M3FN", 448.0), ("Float8E5M2", 57344.0)):  # as GPUs convert
         body = body.replace(f".to({name})", f".clamp(-{largest}, {largest}).to({name})")
@@ -206,7 +206,7 @@ class _Kernel:
         return x.reshape(-1, self.tile[0], x.shape[1]), 1
 
     def select(self, sink, value: Tensor, buffer: Tensor) -> None:
-        index = self.arguments[f"index_{sink.operand}"]
+        index = self.arguments[sink.index]
         for row in range(self.m):
             j = int(index[row])
             if 0 <= j < self.n and value[row, j] != -math.inf:

@@ -22,7 +22,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, Protocol
+
+from torch import Tensor
 
 import codetta
 from codetta.backends.cuda.configs import Configuration
@@ -31,6 +33,24 @@ from codetta.language.program import Program
 from codetta.tuning.space import Problem, arrays, unit
 
 _ARCHITECTURE = {"QUACK_ARCH": "90", "CUTE_DSL_ARCH": "sm_90a", "CUDA_VISIBLE_DEVICES": ""}
+
+
+class Work(Protocol):
+    """One kernel to compile."""
+
+    @property
+    def config(self) -> Configuration:
+        """Its configuration."""
+
+    @property
+    def key(self) -> str:
+        """What tells it from others, for the record of its statics."""
+
+    def data(self) -> dict[str, Any]:
+        """As plain data, for the way to a worker."""
+
+    def call(self) -> tuple[Program, Tensor, Tensor, list[Tensor]]:
+        """A call that the kernel serves: program, a, b and operands, without memory."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +81,9 @@ class Job:
     def key(self) -> str:
         return hashlib.sha256(json.dumps(self.data(), sort_keys=True).encode()).hexdigest()[:24]
 
+    def call(self) -> tuple[Program, Tensor, Tensor, list[Tensor]]:
+        return self.problem.program, *arrays(self.problem, "meta")
+
     @staticmethod
     def of(data: dict[str, Any]) -> Job:
         config = Configuration.of(data["config"], "tuning")
@@ -82,7 +105,7 @@ class Statics:
 
 
 def compile_all(
-    jobs: Sequence[Job],
+    jobs: Sequence[Work],
     cache: Path,
     *,
     workers: int = 0,
@@ -98,7 +121,7 @@ def compile_all(
         deadline: when it says True, jobs not begun stay undone and are missing in the answer.
     """
     found: dict[str, Statics] = {}
-    queue: SimpleQueue[Job] = SimpleQueue()
+    queue: SimpleQueue[Work] = SimpleQueue()
     waiting = {}
     for key, job in {job.key: job for job in jobs}.items():
         known = _read(_record(cache, key))
@@ -169,7 +192,7 @@ class _Worker:
     def alive(self) -> bool:
         return self.process.poll() is None
 
-    def ask(self, job: Job) -> Statics:
+    def ask(self, job: Work) -> Statics:
         assert self.process.stdin is not None and self.process.stdout is not None
         try:
             self.process.stdin.write(json.dumps(job.data()) + "\n")
@@ -207,7 +230,7 @@ class _Compiler:
         self.stages = quack.compile_without_gpu(str(self.own))
         self.made: dict[tuple[str, Configuration], Statics] = {}
 
-    def answer(self, job: Job) -> Statics:
+    def answer(self, job: Work) -> Statics:
         try:
             statics = self.compiled(job)
         except Exception as error:
@@ -217,13 +240,13 @@ class _Compiler:
         record.write_text(json.dumps(asdict(statics)))
         return statics
 
-    def compiled(self, job: Job) -> Statics:
+    def compiled(self, job: Work) -> Statics:
         from codetta.backends.cuda.assembly import describe
         from codetta.tuning.statics import spills
 
         begun = time.monotonic()
-        a, b, operands = arrays(job.problem, "meta")
-        call = describe(job.problem.program, a, b, operands, config=job.config)
+        program, a, b, operands = job.call()
+        call = describe(program, a, b, operands, config=job.config)
         identity = call.lowered.source, job.config
         for made in self.own.rglob("*.o"):
             count = spills(made)
@@ -239,9 +262,11 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what compilers print is no answer
     compiler = _Compiler(Path(sys.argv[1]))
+    from codetta.tuning.calls import work
+
     try:
         for line in sys.stdin:
-            print(json.dumps(asdict(compiler.answer(Job.of(json.loads(line))))), file=answers)
+            print(json.dumps(asdict(compiler.answer(work(json.loads(line))))), file=answers)
             answers.flush()
     finally:
         shutil.rmtree(compiler.own, ignore_errors=True)

@@ -74,17 +74,28 @@ class Call:
 
     def compiled(self, a: Tensor, b: Tensor, operands: Sequence[Tensor]) -> Call:
         """The call with its kernel; only the metadata of the tensors counts."""
-        arguments, d = self.prepare(operands)
-        for _, memory in self.stores:
-            if memory.whole:
-                arguments[memory.name] = memory.kept(arguments[memory.name])
-        c = self.feed_c(operands) if self.feed_c is not None else None
-        a, b = self.feed_a(a), self.feed_b(b)
+        a, b, d, c, arguments = self.given(a, b, operands)
         from codetta.backends.cuda import plans, quack  # imports QuACK
 
         options = fp8_options(a) | {"program": self.lowered.program.name}
         plan = plans.kernel(self.lowered.source, self.config, a, b, d, c, arguments, **options)
         return replace(self, plan=plan, launch=quack.launch)
+
+    def identity(self, a: Tensor, b: Tensor, operands: Sequence[Tensor]) -> tuple[object, ...]:
+        """Calls with equal identities are served by one kernel."""
+        *matrices, arguments = self.given(a, b, operands)
+        kinds = tuple((name, kind(x)) for name, x in arguments.items())
+        options = sorted(fp8_options(a).items())
+        return (self.lowered.source, self.config.data(), *map(kind, matrices), kinds, options)
+
+    def given(self, a: Tensor, b: Tensor, operands: Sequence[Tensor]) -> tuple[Any, ...]:
+        """A, B, D, C, and parameters and memory by name, as the kernel is built for."""
+        arguments, d = self.prepare(operands)
+        for _, memory in self.stores:
+            if memory.whole:
+                arguments[memory.name] = memory.kept(arguments[memory.name])
+        c = self.feed_c(operands) if self.feed_c is not None else None
+        return self.feed_a(a), self.feed_b(b), d, c, arguments
 
     def prepare(self, operands: Sequence[Tensor]) -> tuple[dict[str, Any], Any]:
         """Parameters and memory by name, and D."""
@@ -129,6 +140,13 @@ class Call:
         return (first[:, None] if first.ndim == 1 else first,)
 
 
+def kind(x: Any) -> object:
+    """What a kernel is specialized for: dtype, rank, the contiguous axis, a table's width."""
+    if not isinstance(x, Tensor):
+        return None if x is None else "number"
+    return x.dtype, x.ndim, x.stride(-1) == 1
+
+
 def fp8_options(a: Tensor) -> dict[str, Any]:
     """Of QuACK's build: for fp8 its own default is to add up outside of the tensor cores."""
     if a.element_size() > 1:
@@ -152,18 +170,42 @@ def describe(
     Raises:
         NotLowerable: with the reason.
     """
+    call = outline(program, a, b, operands, tile, config=config, vectorize=vectorize)
+    return call.compiled(a, b, operands)
+
+
+def outline(
+    program: Program,
+    a: Tensor,
+    b: Tensor,
+    operands: Sequence[Tensor],
+    tile: tuple[int, int] | None = None,
+    *,
+    config: Configuration | None = None,
+    vectorize: bool = True,
+    index: int | None = None,
+) -> Call:
+    """The description of a call without its kernel.
+
+    Args:
+        index: the device whose measurements choose the configuration, where it is not a's.
+
+    Raises:
+        NotLowerable: with the reason.
+    """
     operand, m, n = MAINLOOP[a.dtype], a.shape[0], b.shape[1]
     plain = lower(program, operand, vectorize=vectorize)
     if config is None:
         shape = m, n, a.shape[1]
-        config = choose(plain, *shape, layout_of(a, b), tile, a.device.index, operands)
+        device = a.device.index if index is None else index
+        config = choose(plain, *shape, layout_of(a, b), tile, device, operands)
     if config is None:
         raise NotLowerable(f"no configuration with the tile {tile}")
     over = {s.over for s in plain.sinks}
     extents = {"n": n % config.tile_n, "m": m % config.tile_m}
     ragged = frozenset(axis for axis in over if extents[axis])
     lowered = lower(program, operand, ragged, vectorize=vectorize) if ragged else plain
-    call = Call(
+    return Call(
         lowered,
         config,
         (m, n),
@@ -173,10 +215,9 @@ def describe(
         feeds.all_feeds(lowered, operands, m, n, a.device),
         _stores(lowered, m, n),
         tuple(_sink(s, config, m, n) for s in lowered.sinks),
-        tuple((s.name, f"index_{s.operand}") for s in lowered.sinks if s.fold == "select"),
+        tuple((s.name, s.index) for s in lowered.sinks if s.fold == "select"),
         _shared(lowered),
     )
-    return call.compiled(a, b, operands)
 
 
 def _stores(lowered: Lowered, m: int, n: int) -> tuple[tuple[str, Memory], ...]:

@@ -113,7 +113,7 @@ def all_feeds(
     for sink in lowered.sinks:
         if sink.fold == "select":
             i = at[sink.operand]
-            feeds.append((f"index_{sink.operand}", _indices(i)))
+            feeds.append((sink.index, _indices(i)))
     return tuple(feeds)
 
 

@@ -64,7 +64,7 @@ class Sink:
             payload), 'moments' (count, mean, m2) or 'select'.
         over: 'n' (one value per row and tile) or 'm'.
         scaled: the function returns the factors of a product.
-        operand: the Index operand of a 'select'.
+        operand: the Index operand of a 'select', and ``index`` the parameter that carries it.
     """
 
     name: str
@@ -72,6 +72,7 @@ class Sink:
     over: str
     scaled: bool = False
     operand: str = ""
+    index: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,8 @@ What a program loads becomes parameters (:class:`Load`), what it reduces becomes
 of a complete Python module. Text, because QuACK keys its kernel cache by the source of the function
 and of what the function refers to: a closure or a table of lambdas would give two programs one key
 (quack-kernels 0.6.5 hashes ``co_code`` where there is no source, and that ignores attribute names).
-The program's SHA-256 is in the text as well.
+Names in the text are numbers, so equal computations of several programs share one kernel; messages
+say the program's own names.
 
 Tiles that reach over the edge of the matrix run the function on zeros, except for values that do
 not extend over that axis. A sum must not see what comes out: where an extent is no multiple of the
@@ -107,9 +108,11 @@ class _Lowering:
         self.mode = mode_of(program)
         self.loads: dict[str, Load] = {}
         self.sinks: dict[str, Sink] = {}
+        self.sink_names: dict[str, str] = {}  # by what they reduce
         self.partials: list[Partials] = []
         self.lines: list[str] = []
         self.returned: dict[str, str] = {}
+        self.numbers = {o.name: i for i, o in enumerate(program.operands)}
         self.lanes: dict[int, Lanes] = {}
         tiles = [o for o in program.operands if o.kind is Kind.TILE and self._used(o)]
         wide = [o for o in tiles if o.width == 2]
@@ -166,7 +169,7 @@ class _Lowering:
                 raise NotLowerable(f"a half-width store in {min(other)}")
         d = wide[0] if wide else None
         rest = [o for o in stores if o is not d]
-        return d, [(f"o{i}_{o.name}", o) for i, o in enumerate(rest)]
+        return d, [(f"o{i}", o) for i, o in enumerate(rest)]
 
     def _stored(self, lanes: Lanes) -> str:
         values = [f"F32({x})" for x in lanes]
@@ -180,8 +183,9 @@ class _Lowering:
         elif node.op == "acc":
             self.lanes[i] = ("acc[0]", "acc[1]") if self.mode == PAIR else ("acc",)
         elif node.op == "extent":
-            detail = (node.attr("axis"), Fraction(node.attr("width")))
-            self.lanes[i] = (self._load(f"extent{i}", "extent", detail=detail),)
+            axis, width = node.attr("axis"), Fraction(node.attr("width"))
+            name = f"extent_{axis}_{width.numerator}_{width.denominator}"
+            self.lanes[i] = (self._load(name, "extent", detail=(axis, width)),)
         elif node.op == "operand":
             self.lanes[i] = self._operand(self.program.operand(node.attr("name")))
         else:
@@ -228,7 +232,7 @@ class _Lowering:
 
     def _operand(self, o: Operand) -> Lanes:
         self._check(o.type)
-        name = f"p_{o.name}"
+        name = f"p{self.numbers[o.name]}"
         if o.kind is Kind.TILE:
             if o in self.c:
                 lanes = self._load("c", "c", o.name)
@@ -264,8 +268,9 @@ class _Lowering:
             raise NotLowerable("rotate beside values twice as wide as the accumulator")
         node = self.program.nodes[number]
         head_dim, rotary_dim, heads = (node.attr(k) for k in ("head_dim", "rotary_dim", "heads"))
-        table = f"rope_{self._source_of(number, 1)}_{head_dim}_{rotary_dim}"
-        self._load(table, "rotary", self._source_of(number, 1), detail=(head_dim, rotary_dim))
+        source = self._source_of(number, 1)
+        table = f"rope{self.numbers[source]}_{head_dim}_{rotary_dim}"
+        self._load(table, "rotary", source, detail=(head_dim, rotary_dim))
         turns = None
         if heads >= 0 or rotary_dim < head_dim:
             turns = self._load(
@@ -276,7 +281,7 @@ class _Lowering:
 
     def onehot(self, number: int) -> Lanes:
         index = self._source_of(number, 0)
-        name = self._load(f"hit_{index}", "onehot", index)
+        name = self._load(f"hit{self.numbers[index]}", "onehot", index)
         self._check(self.program.nodes[number].type)
         if self.lanes_of(number) != (2 if self.mode == PAIR else 1):
             raise NotLowerable("onehot of another width than the accumulator")
@@ -289,10 +294,14 @@ class _Lowering:
     def sink(
         self, key: str, fold: str, over: str, value: str, *, scaled: bool = False, operand: str = ""
     ) -> str:
-        name = f"s_{key}"
-        self.sinks[name] = Sink(name, fold, over, scaled, operand)
+        name = self.sink_name(key)
+        index = f"index{self.numbers[operand]}" if operand else ""
+        self.sinks[name] = Sink(name, fold, over, scaled, operand, index)
         self.returned[name] = value
         return name
+
+    def sink_name(self, key: str) -> str:
+        return self.sink_names.setdefault(key, f"s{len(self.sink_names)}")
 
     def masked(self, lanes: Lanes, over: str, node: int) -> Lanes:
         """The lanes, zero outside of the matrix along the reduced axis where that is ragged."""
@@ -309,7 +318,6 @@ class _Lowering:
 
     def _source(self, aux: list[tuple[str, Output]]) -> str:
         return module_source(
-            self.program,
             operand=self.operand,
             mode=self.mode,
             ragged=self.ragged,

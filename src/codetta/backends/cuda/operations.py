@@ -228,8 +228,9 @@ class Moments(_RowState):
         count = n + n_other
         share = _select(count > 0.0, n_other * cute.math.rcp(count, approx=True, ftz=True), 0.0)
         delta = mean_other - mean
-        # Of two equal infinities the difference is NaN, and their mean is themselves.
-        merged = _select(delta == delta, mean + delta * share, mean + mean_other)
+        # An infinite mean stays, on either side: inf + (x - inf) * share would be NaN.
+        finite = delta - delta == 0.0
+        merged = _select(finite, mean + delta * share, mean + mean_other)
         return count, merged, m2 + m2_other + delta * delta * n * share
 
 

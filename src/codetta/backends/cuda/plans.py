@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from codetta.backends.cuda import quack
+from codetta.backends.cuda.assembly import kind
 from codetta.backends.cuda.capture import refuse
 from codetta.backends.cuda.configs import Configuration
 
@@ -44,8 +45,8 @@ def kernel(
     Raises:
         ColdCapture: it must be compiled and a stream is being captured.
     """
-    kinds = tuple((name, _kind(x)) for name, x in arguments.items())
-    sides = (_kind(a), _kind(b), _kind(d), _kind(c))
+    kinds = tuple((name, kind(x)) for name, x in arguments.items())
+    sides = (kind(a), kind(b), kind(d), kind(c))
     key = (source, config, a.device, *sides, kinds, *sorted(options.items()))
     if key not in _KERNELS:
         refuse(program)
@@ -54,10 +55,3 @@ def kernel(
                 made = quack.build(epilogue(source), a, b, d, c, arguments, config, **options)
                 _KERNELS[key] = made
     return _KERNELS[key]
-
-
-def _kind(x: Any) -> object:
-    """What a kernel is specialized for: dtype, rank, the contiguous axis, a table's width."""
-    if not isinstance(x, Tensor):
-        return None if x is None else "number"
-    return x.dtype, x.ndim, x.stride(-1) == 1

@@ -32,6 +32,9 @@ class Sinks(Protocol):
     ) -> str:
         """Declare a sink that takes ``value``; returns its name."""
 
+    def sink_name(self, key: str) -> str:
+        """The name of the sink with this key, declared or not yet."""
+
     def masked(self, lanes: Lanes, over: str, node: int) -> Lanes:
         """The lanes of (a factor of) a node, zero outside of the matrix along the reduced axis."""
 
@@ -65,13 +68,14 @@ def _sum_over_n(low: Sinks, number: int, node: Node, args: list[Lanes]) -> None:
     how = "rows" if node.op == "totalsum" else "same"
     product = low.program.nodes[node.args[0]]
     if product.op == "mul" and low.mode != PAIR and len(args[0]) == 1:
-        low.sink(name, "add", "n", _factors(low, node.args[0], "n"), scaled=True)
+        sink = low.sink(name, "add", "n", _factors(low, node.args[0], "n"), scaled=True)
     else:
         lanes = args[0]
         if low.mode == PACKED and len(lanes) == 2:
             lanes = (low.let(f"({lanes[0]} + {lanes[1]})"),)
-        low.sink(name, "add", "n", _pairwise(low, low.masked(lanes, "n", node.args[0]), "0.0"))
-    low.partials.append(Partials(number, how, (f"s_{name}",)))
+        value = _pairwise(low, low.masked(lanes, "n", node.args[0]), "0.0")
+        sink = low.sink(name, "add", "n", value)
+    low.partials.append(Partials(number, how, (sink,)))
 
 
 def _sum_over_m(low: Sinks, number: int, node: Node, args: list[Lanes]) -> None:
@@ -131,7 +135,7 @@ def _softmax(low: Sinks, number: int, node: Node, args: list[Lanes]) -> None:
             if low.program.nodes[i].op == "rowsoftmean" and low.program.nodes[i].args[0] == source
         ]
         if payloads:
-            sink = f"s_softmean{payloads[0]}"
+            sink = low.sink_name(f"softmean{payloads[0]}")
         else:
             value = _pairwise(low, args[0], "-INF")
             sink = low.sink(f"softmax{source}", "softmax", "n", value)

@@ -1,4 +1,8 @@
-"""The text of a generated epilogue module."""
+"""The text of a generated epilogue module.
+
+It holds no name of the user's: parameters, stores and sinks are numbered, so that programs which
+compute the same share one text, and with it one kernel, in memory and in QuACK's cache.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from codetta.backends.cuda.forms import Load, Sink
-    from codetta.language.program import Program
 
 _IMPORTS = """\
 import cutlass
@@ -48,10 +51,10 @@ _SINKS = {
 }
 #: Parameters that hold one value for both lanes of a packed fp32 pair.
 _UNIFORM = ("scalar", "extent")
+_NAME = "epilogue_function"
 
 
 def module_source(
-    program: Program,
     *,
     operand: str,
     mode: str,
@@ -63,19 +66,14 @@ def module_source(
     returned: Mapping[str, str],
     vectorize: bool,
 ) -> str:
-    """The module: the program's digest, imports, the function, and its EpiMod."""
+    """The module: imports, the function, and its EpiMod."""
     edges = f"; edges along {', '.join(sorted(ragged))}" if ragged else ""
-    docstring = (
-        f'"""{program.name}, codetta program {program.digest}.\n\n'
-        f'a and b in {operand}; form {mode}{edges}.\n"""\n'
-    )
-    name = f"epilogue_{program.name}"
-    function = _function(name, loads, lines, returned)
+    docstring = f'"""A codetta epilogue; a and b in {operand}; form {mode}{edges}."""\n'
+    function = _function(_NAME, loads, lines, returned)
     if mode == "element":
-        function = _both_lanes(name, loads, sinks, returned, function)
-    return "\n".join(
-        [docstring, _IMPORTS, function, _epilogue(name, mode, ragged, loads, sinks, aux, vectorize)]
-    )
+        function = _both_lanes(_NAME, loads, sinks, returned, function)
+    epilogue = _epilogue(_NAME, mode, ragged, loads, sinks, aux, vectorize)
+    return "\n".join([docstring, _IMPORTS, function, epilogue])
 
 
 def _function(
@@ -132,8 +130,8 @@ def _epilogue(
     aux: Sequence[str],
     vectorize: bool,
 ) -> str:
-    indices = {s.operand: f"index_{s.operand}" for s in sinks if s.fold == "select"}
-    lines = [f"{i} = ColVecLoad({i!r})" for i in indices.values()]
+    indices = dict.fromkeys(s.index for s in sinks if s.fold == "select")
+    lines = [f"{i} = ColVecLoad({i!r})" for i in indices]
     lines += [
         "epilogue = EpiMod(",
         f"    {name},",
@@ -142,9 +140,9 @@ def _epilogue(
         *(f"        {x.name!r}: {_LOADS[x.port].format(x.name)}," for x in loads if x.port != "c"),
         "    },",
         "    outs={",
-        *(f"        {s.name!r}: {_sink(s, ragged, indices)}," for s in sinks),
+        *(f"        {s.name!r}: {_sink(s, ragged)}," for s in sinks),
         "    },",
-        f"    extra_ops=({''.join(f'{i}, ' for i in indices.values())}),",
+        f"    extra_ops=({''.join(f'{i}, ' for i in indices)}),",
         f"    mode={mode!r},",
         f"    vectorize={None if vectorize else False},",
         ")",
@@ -153,11 +151,11 @@ def _epilogue(
     return "\n".join(["", *lines])
 
 
-def _sink(sink: Sink, ragged: frozenset[str], indices: Mapping[str, str]) -> str:
+def _sink(sink: Sink, ragged: frozenset[str]) -> str:
     if sink.fold in _SINKS:
         return _SINKS[sink.fold].format(sink.name, "n" in ragged)
     if sink.fold == "select":
-        return f"ColVecSelect({sink.name!r}, {indices[sink.operand]})"
+        return f"ColVecSelect({sink.name!r}, {sink.index})"
     reduce = "ColVecReduce" if sink.over == "n" else "RowVecReduce"
     if sink.fold == "max":
         return f"{reduce}({sink.name!r}, combine='max')"

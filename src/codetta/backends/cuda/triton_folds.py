@@ -149,10 +149,10 @@ def _chan_merge(emit: Emitter, state: Names, new: Names) -> Names:
     n = emit.line("n", f"{state[0]} + {new[0]}")
     share = emit.line("share", f"{new[0]} / {_positive(emit, n)}")
     step = emit.line("step", f"{new[1]} - {state[1]}")
-    # Of two equal infinities the difference is NaN, and their mean is themselves.
+    # An infinite mean stays, on either side: inf + (x - inf) * share would be NaN.
     mean = emit.line(
         "mean",
-        f"tl.where({step} == {step}, {state[1]} + {step} * {share}, {state[1]} + {new[1]})",
+        f"tl.where({step} - {step} == 0.0, {state[1]} + {step} * {share}, {state[1]} + {new[1]})",
     )
     m2 = emit.line("m2", f"{state[2]} + {new[2]} + {step} * {step} * {state[0]} * {share}")
     return n, mean, m2

@@ -4,7 +4,8 @@
 A program is analysed once per dtypes and power of two of N (a :class:`Recipe`); source is
 generated once per class of arrays (dtype, contiguous or not, row stride a multiple of 16), handed
 to Triton through :mod:`linecache` under a name of its own, and compiled once more per alignment of
-the pointers. Sizes are arguments, so no M and no N compiles anything new; nothing is tuned.
+the pointers. Sizes are arguments, so no M and no N compiles anything new; nothing is tuned. Names
+of programs and operands are left out, so that equal computations are one kernel.
 
 A warm call is a dictionary look-up per kernel, one allocation per output and a direct launch of the
 compiled kernel, past Triton's own argument analysis.
@@ -15,6 +16,7 @@ from __future__ import annotations
 import linecache
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,7 +24,8 @@ from torch import Tensor
 
 from codetta.backends.calls import REFERENCE
 from codetta.backends.cuda.capture import refuse
-from codetta.backends.cuda.triton_launch import DTYPES, Host, Key, contiguous_totals
+from codetta.backends.cuda.config_cache import canonical
+from codetta.backends.cuda.triton_launch import DTYPES, Host, Key, Launch, contiguous_totals
 from codetta.backends.cuda.triton_source import Source, source
 from codetta.backends.cuda.triton_stages import cut, stages
 from codetta.backends.cuda.triton_task import Cut, Task
@@ -123,8 +126,8 @@ class Recipe:
         tasks = (plan.first, plan.second) if plan.second else (plan.first,)
         self.largest = int(_LARGEST / max((w for t in tasks for w in t.widths), default=1))
         self.direct = plan.flat == tuple((0, i) for i in range(len(plan.flat)))
-        self.first = Kernel(plan.first, cut(plan.first, n, tile))
-        self.second = Kernel(plan.second, cut(plan.second, n, None)) if plan.second else None
+        self.first = kernel(plan.first, cut(plan.first, n, tile))
+        self.second = kernel(plan.second, cut(plan.second, n, None)) if plan.second else None
 
     def run(self, operands: Sequence[Tensor], m: int, n: int) -> list[Tensor]:
         """Launch them; operands lie on the current device.
@@ -135,37 +138,36 @@ class Recipe:
         """
         if n > self.largest:
             raise TooLarge(program=self.name, given=f"an N of {n}")
-        made = self.first.run(operands, m, n)
+        made = self.first.run(operands, m, n, self.name)
         if self.direct:
             return made
         final: list[Tensor] = []
         if self.second is not None:
             read = [made[i] if from_first else operands[i] for from_first, i in self.reads]
-            final = self.second.run(read, m, n)
+            final = self.second.run(read, m, n, self.name)
         return [(final if stage else made)[i] for stage, i in self.flat]
 
 
 class Bound:
     """A recipe for tensors that are always of one class, so that it is looked up once."""
 
-    __slots__ = ("found", "kernel", "recipe")
+    __slots__ = ("kernel", "launch", "recipe")
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe, self.kernel = recipe, recipe.first
-        self.found: tuple[Any, Any, dict[str, Any]] | None = None
+        self.launch: Launch | None = None
 
     def __call__(self, operands: Sequence[Tensor], m: int, n: int) -> list[Tensor]:
-        if self.found is None:
+        if self.launch is None:
             return self._first(operands, m, n)
-        kernel, launch, options = self.found
         outs: list[Tensor] = self.kernel.host.outputs(operands[0].device, m, n)
-        launch(kernel, outs, operands, m, n, options)
+        self.launch(outs, operands, m, n)
         return outs
 
     def _first(self, operands: Sequence[Tensor], m: int, n: int) -> list[Tensor]:
         made = self.recipe.run(operands, m, n)
         if self.recipe.direct and not self.kernel.total:
-            self.found = self.kernel.compiled[self.kernel.host.key(operands, n)]
+            self.launch = self.kernel.compiled[self.kernel.host.key(operands, n)]
         return made
 
 
@@ -173,6 +175,20 @@ _RECIPES: dict[tuple[Any, ...], Recipe] = {}
 
 
 # ----------------------------------------------------------------------------- one kernel
+def kernel(task: Task, cut: Cut) -> Kernel:
+    """The kernel of a task, shared by all that differ in names alone."""
+    names = {o.name: f"x{i}" for i, o in enumerate(task.program.operands)}
+    gathered = tuple((names[name], count) for name, count in task.gathered)
+    anonymous = replace(task, program=canonical(task.program), gathered=gathered)
+    key = anonymous, cut
+    if key not in _KERNELS:
+        _KERNELS[key] = Kernel(anonymous, cut)
+    return _KERNELS[key]
+
+
+_KERNELS: dict[tuple[Task, Cut], Kernel] = {}
+
+
 class Kernel:
     """A task with its cut, and what was compiled for each class of calls."""
 
@@ -181,28 +197,33 @@ class Kernel:
         self.total = "total" in self.host.roles
         self.options = compile_options(cut)
         self.sources: dict[Source, tuple[Any, Any]] = {}  # function, launcher
-        self.compiled: dict[Key, tuple[Any, Any, dict[str, Any]]] = {}
+        self.compiled: dict[Key, Launch] = {}
 
-    def run(self, tensors: Sequence[Tensor], m: int, n: int) -> list[Tensor]:
-        """Launch on the flat operand tensors; returns the task's outputs."""
+    def run(self, tensors: Sequence[Tensor], m: int, n: int, name: str) -> list[Tensor]:
+        """Launch on the flat operand tensors; returns the outputs. ``name`` is for errors."""
         if self.total:
             tensors = contiguous_totals(list(tensors), self.host.roles)
         key = self.host.key(tensors, n)
         outs: list[Tensor] = self.host.outputs(tensors[0].device, m, n)
-        found = self.compiled.get(key)
-        if found is not None:
-            kernel, launch, options = found
-            launch(kernel, outs, tensors, m, n, options)
+        launch = self.compiled.get(key)
+        if launch is not None:
+            launch(outs, tensors, m, n)
             return outs
-        refuse(self.task.program.name)
+        refuse(name)
         made = source(self.task, self.cut, *self.host.arrays(key))
         if made not in self.sources:
             self.sources[made] = build(made), self.host.launcher(made.parameters)
-        function, launch = self.sources[made]
-        kernel = launch(function, outs, tensors, m, n, self.options)
-        # A compiled kernel takes no options; the interpreter compiles nothing.
-        ready = (kernel, launch, {}) if kernel is not None else (function, launch, self.options)
-        self.compiled[key] = ready
+        function, first = self.sources[made]
+        kernel = first(function, outs, tensors, m, n, self.options)
+        index = tensors[0].get_device()
+        if kernel is not None and index >= 0:
+            self.compiled[key] = self.host.direct(made.parameters, kernel, index)
+        else:  # the interpreter compiles nothing
+
+            def again(outs: list[Tensor], tensors: Sequence[Tensor], m: int, n: int) -> None:
+                first(function, outs, tensors, m, n, self.options)
+
+            self.compiled[key] = again
         return outs
 
 

@@ -36,6 +36,8 @@ _TALL = frozenset({"col", "positions", "map"})
 _FIELDS = 4  # of a tensor in the key: dtype, contiguous, aligned rows, aligned pointer
 
 Key = tuple[Any, ...]
+#: (outputs, tensors, m, n) -> launched.
+Launch = Callable[..., Any]
 
 
 class Host:
@@ -75,6 +77,22 @@ class Host:
         call = f"k[({tall} * {wide}, 1, 1)]({arguments}, **options)"
         return _function("k, o, t, m, n, options", call)
 
+    def direct(self, parameters: tuple[Parameter, ...], kernel: Any, device: int) -> Launch:
+        """(outputs, tensors, m, n) -> the compiled kernel launched on the device's current stream.
+
+        Triton's own ``kernel[grid](...)`` looks up device, stream and hooks anew at every call and
+        makes a closure; that is half of the host time of a small kernel. Hooks of Triton's
+        profiler are not called.
+        """
+        tall, wide = chunks(self.task, self.cut)
+        arguments = ", ".join(self._argument(p, wide) for p in parameters)
+        call = f"run({tall} * {wide}, 1, 1, stream(device), f, meta, None, None, None, {arguments})"
+        scope = {
+            "run": kernel.run, "f": kernel.function, "meta": kernel.packed_metadata,
+            "stream": torch._C._cuda_getCurrentRawStream, "device": device,
+        }  # fmt: skip
+        return _function("o, t, m, n", call, scope)
+
     def _argument(self, p: Parameter, wide: str) -> str:
         if p.what == "out":
             return f"o[{p.position}]"
@@ -105,8 +123,10 @@ def _fields(i: int, role: str) -> list[str]:
     return [f"{x}.dtype", near, rows, f"{x}.data_ptr() % 16 == 0"]
 
 
-def _function(arguments: str, expression: str) -> Callable[..., Any]:
-    scope = {"DT": _TORCH, "empty": torch.empty}
+def _function(
+    arguments: str, expression: str, more: dict[str, Any] | None = None
+) -> Callable[..., Any]:
+    scope = {"DT": _TORCH, "empty": torch.empty, **(more or {})}
     made: Callable[..., Any] = eval(f"lambda {arguments}: {expression}", scope)
     return made
 

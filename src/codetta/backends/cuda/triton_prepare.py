@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from codetta.backends.cuda.capture import refuse
-from codetta.backends.cuda.triton_kernels import Kernel, on_device
+from codetta.backends.cuda.triton_kernels import Kernel, kernel, on_device
 from codetta.backends.cuda.triton_launch import DTYPES
 from codetta.backends.cuda.triton_stages import cut
 from codetta.backends.cuda.triton_task import Sink, Task
@@ -92,7 +92,7 @@ class _Bound:
             else:
                 tensors.append(x)
         with on_device(weights[0]):
-            return self.kernel.run(tensors, self.rows, self.cols)[0]
+            return self.kernel.run(tensors, self.rows, self.cols, plan.name)[0]
 
 
 _BOUND: dict[tuple[Any, ...], Callable[[Plan, Sequence[Tensor]], Tensor]] = {}
@@ -224,7 +224,7 @@ def _kernel(text: str, stored: str, compute: str, bits: int) -> Kernel:
     program = packing.program
     sinks = (Sink("store", program.outputs[0].node, stored),)
     task = Task(program, sinks, stored, compute, False, packing.gathered)
-    return Kernel(task, cut(task, packing.cols, None))
+    return kernel(task, cut(task, packing.cols, None))
 
 
 @lru_cache(maxsize=256)

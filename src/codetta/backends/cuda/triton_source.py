@@ -64,14 +64,14 @@ def source(task: Task, cut: Cut, arrays: tuple[Array, ...], aligned: frozenset[F
     emit = Emitter(task, cut, arrays, aligned)
     write(emit)
     body = emit.body()
-    identity = f"{task}\n{cut}\n{arrays}\n{sorted(aligned)}\n{task.program.digest}\n{body}"
-    name = f"{task.program.name}_{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
+    declared = ", ".join(p.declaration for p in emit.parameters.all)
+    digest = hashlib.sha256(f"{declared}\n{cut}\n{body}".encode()).hexdigest()
+    name = f"{task.program.name}_{digest[:16]}"
     integers = [p.name for p in emit.parameters.all if p.is_integer]
     text = (
         "import triton\nimport triton.language as tl\n\n\n"
         f"@triton.jit(do_not_specialize={integers!r})\n"
-        f"def {name}({', '.join(p.declaration for p in emit.parameters.all)}):\n"
-        f"    # program {task.program.name}, sha256 {task.program.digest}\n" + body
+        f"def {name}({declared}):\n" + body
     )
     return Source(text, name, tuple(emit.parameters.all))
 
