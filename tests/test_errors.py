@@ -18,9 +18,10 @@ WITHOUT_WRONG = {
     "ColdCapture",
     "MissingPackage",
     "NothingToTune",
+    "ShardedParameters",
     "TooLarge",
 }
-WITHOUT_RIGHT = {*WITHOUT_WRONG, "UnsupportedModel"}
+WITHOUT_RIGHT = {*WITHOUT_WRONG, "UnknownModel", "UnsupportedModel"}
 
 
 def namespace():

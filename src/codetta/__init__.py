@@ -27,17 +27,22 @@ if TYPE_CHECKING:
     from codetta.backends.precision import fp8_accumulation
     from codetta.backends.select import use_backend
     from codetta.backward import vjp
+    from codetta.capture.compile import compile
+    from codetta.explanation.record import explain
     from codetta.functional import gemm, gemm_accumulate_, rotary_table
     from codetta.language.program import Program
     from codetta.language.trace import epilogue
+    from codetta.tuning.precompile import precompile
     from codetta.tuning.tune import tune
 
 __all__ = [
     "Configuration",
     "Program",
     "__version__",
+    "compile",
     "epilogue",
     "errors",
+    "explain",
     "fp8_accumulation",
     "gemm",
     "gemm_accumulate_",
@@ -45,6 +50,7 @@ __all__ = [
     "nn",
     "ops",
     "plan",
+    "precompile",
     "programs",
     "rotary_table",
     "tune",
@@ -57,10 +63,13 @@ __all__ = [
 _HOMES = {
     "Configuration": "codetta.backends.cuda.configs",
     "Program": "codetta.language.program",
+    "compile": "codetta.capture.compile",
     "epilogue": "codetta.language.trace",
+    "explain": "codetta.explanation.record",
     "fp8_accumulation": "codetta.backends.precision",
     "gemm": "codetta.functional",
     "gemm_accumulate_": "codetta.functional",
+    "precompile": "codetta.tuning.precompile",
     "rotary_table": "codetta.functional",
     "tune": "codetta.tuning.tune",
     "use_backend": "codetta.backends.select",

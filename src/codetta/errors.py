@@ -596,6 +596,47 @@ class AutocastUnsupported(CodettaError, RuntimeError):
     right = ""
 
 
+class UnknownOption(CodettaError, ValueError):
+    template = "codetta.compile has no {option}={given!r}. Known are {allowed}."
+    wrong = "codetta.compile(torch.nn.Linear(4, 4), backend='fast')"
+    right = "codetta.compile(torch.nn.Linear(4, 4), backend='auto')"
+
+
+class NotBuilt(CodettaError, NotImplementedError):
+    template = "codetta.compile cannot do {what} yet. What works is {fix}."
+    wrong = "codetta.compile(torch.nn.Linear(4, 4), pack=True)"
+    right = "codetta.compile(torch.nn.Linear(4, 4), pack=False)"
+
+
+class ShardedParameters(CodettaError, TypeError):
+    template = (
+        "{count} tensors of this model are DTensors (the first is placed {placements}); a Plan "
+        "runs on plain tensors and would not communicate. With FSDP2, compile each block before "
+        "it is sharded: block.forward = codetta.compile(block.forward), then fully_shard(block): "
+        "it then sees its gathered weights. For tensor parallelism use torch.compile."
+    )
+    wrong = ""
+    right = ""
+
+
+class UnknownModel(CodettaError, ValueError):
+    template = (
+        "there is no model {given!r} to explain: {reason}. Give a model of the Hugging Face Hub "
+        "whose config can be loaded, a folder or config.json, or one of {known}."
+    )
+    wrong = (
+        "from codetta.explanation.configs import configuration\n"
+        "configuration('./nowhere/config.json')"
+    )
+    right = ""
+
+
+class UnknownGpu(CodettaError, ValueError):
+    template = "no roofline figures are known for GPU {given!r}. Known are {allowed}."
+    wrong = "codetta.explain(torch.nn.Linear(4, 4), a).on('gtx')"
+    right = "codetta.explain(torch.nn.Linear(4, 4), a).on('h200')"
+
+
 class MissingPackage(CodettaError, ImportError):
     template = "{what} needs the package {package}, which is {given}. Install it with {fix}."
     wrong = ""

@@ -284,6 +284,16 @@ def test_stored_values_are_divided_by_norms_only() -> None:
     assert read_stored(small(build)) == small(build)
 
 
+def test_a_norm_of_what_another_norm_scales_keeps_both_scales() -> None:
+    """Σ (r z0)² has r twice, and none of them may get lost."""
+    b = PlanBuilder("norm_of_projection")
+    x = b.tile("x", "M", 6)
+    z = b.mm(rms_norm(x, b.row("g", 6)), b.weight("w", 5, 6).t())
+    b.output("z", rms_norm(z, b.row("h", 5)))
+    before = applied(joint(applied(b.build(), FORWARD)), BACKWARD[:2])
+    assert same(before, read_stored(before))
+
+
 # ------------------------------------------------------------------- R9: pairs within heads
 HEADS, KV, E = 4, 2, 6
 

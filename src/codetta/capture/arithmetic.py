@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from codetta.capture.forms import ONE, Axis, Form, Piece, same
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 # ------------------------------------------------------------------------------ elementwise
 def elementwise(lens: Lens, result: Tensor, function: Callable[..., Value], *args: Any) -> Form:
     """A pointwise function of tensors and numbers."""
+    if not all(isinstance(a, Tensor | int | float) for a in args):
+        raise Unliftable("a number that is known only when it runs")
     forms = [lens.form(a) if isinstance(a, Tensor) else a for a in args]
     frame = frame_of(lens, [x for x in forms if isinstance(x, Form)], result)
     values = [aligned(x, frame) if isinstance(x, Form) else x for x in forms]
@@ -231,3 +234,20 @@ def _layer_norm(
         Form(mean, column, form.tokens),
         Form(rstd, column, form.tokens),
     ]
+
+
+@rule(aten._fused_rms_norm.default)
+def _rms_norm(
+    lens: Lens, result: Any, x: Tensor, shape: Sequence[int], weight: Tensor | None, eps: Any
+) -> Any:
+    form = lens.form(x)
+    if len(shape) != 1 or form.features != (shape[0],):
+        raise Unliftable("an RMS norm over several axes")
+    value = form.value
+    eps = torch.finfo(x.dtype).eps if eps is None else eps
+    rstd = f.rsqrt(f.rowsum(value * value) / f.columns(value) + eps)
+    normed = value * rstd
+    if weight is not None:
+        normed = normed * lens.form(weight).value
+    column = tuple(a if a.role == "m" else ONE for a in form.axes)
+    return [form.but(normed), Form(rstd, column, form.tokens)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from codetta.capture.call import Given, Made, RegionCall
-from codetta.capture.forms import same
+from codetta.capture.forms import product, same
 from codetta.capture.join import IS_ROTATED, Joined, join
 from codetta.capture.regions import Region, Regions, depends, region_builder
 from codetta.capture.scores import scores_only
@@ -56,11 +56,12 @@ class Assembly:
             raise LeftAlone("nothing outside reads it")
         naive = builder.build()
         given = [self._given(x) for x in naive.inputs if x.name != IS_ROTATED]
-        self._check_dtypes(given, made)
-        own = {n for n, f in self.regions.reading.lifted.items() if f.value.id in self.inside}
-        if own & set(self.arguments):
+        self._check_dtypes(given)
+        like = self._like(given)
+        made = [replace(m, tokens=self._token_sizes(m)) for m in made]
+        if self.members & {n.name for n in self.arguments}:
             raise LeftAlone("it reads its own results")
-        call = RegionCall(naive, given, made, self._like(given), mask, self._modules())
+        call = RegionCall(naive, given, made, like, mask, self._modules())
         _check(call)
         return call
 
@@ -70,6 +71,12 @@ class Assembly:
         """Values that its outputs need."""
         needed = (depends(self.regions.nodes, i) for i in self.region.outputs)
         return set().union(*needed) & self.region.values
+
+    @cached_property
+    def members(self) -> set[str]:
+        """Names of the nodes whose values these are."""
+        lifted = self.regions.reading.lifted
+        return {n.name for n, form in lifted.items() if form.value.id in self.inside}
 
     @cached_property
     def crossing(self) -> dict[int, fx.Node]:
@@ -101,8 +108,11 @@ class Assembly:
             self.arguments.append(node)
         return self.arguments.index(node)
 
+    def _seen(self, node: fx.Node) -> Any:
+        return self.regions.lens.seen.values[node]
+
     def _value(self, g: Given) -> Any:
-        return self.regions.lens.seen.values[self.arguments[g.arguments[0]]]
+        return self._seen(self.arguments[g.arguments[0]])
 
     def _like(self, given: list[Given]) -> tuple[int, tuple[int, ...]]:
         """The argument with the most token axes, and which they are."""
@@ -116,35 +126,69 @@ class Assembly:
                 found = g.arguments[0], axes
         if found is None:
             raise LeftAlone("it reads no activation")
+        shape = self._seen(self.arguments[found[0]]).shape
+        tokens = product([shape[a] for a in found[1]])
+        for g in given:
+            x = self._value(g)
+            own = product(x.shape[:-1]) if g.kind == "tile" else x.numel()
+            if g.kind in ("tile", "col") and not same(own, tokens):
+                raise LeftAlone("its inputs differ in their number of tokens")
         return found
 
-    def _check_dtypes(self, given: list[Given], made: list[Made]) -> None:
+    def _token_sizes(self, m: Made) -> tuple[int | tuple[int, int], ...]:
+        """Where to read the sizes of a result's token axes; one unknown size follows from M."""
+        found: list[int | tuple[int, int]] = []
+        for size in m.form.tokens:
+            shapes = (
+                (i, getattr(self._seen(n), "shape", ())) for i, n in enumerate(self.arguments)
+            )
+            places = ((i, a) for i, shape in shapes for a, s in enumerate(shape) if same(s, size))
+            found.append(size if isinstance(size, int) else next(places, -1))
+        if found.count(-1) > 1:
+            raise LeftAlone("the sizes of a result are not those of an input")
+        return tuple(found)
+
+    def _check_dtypes(self, given: list[Given]) -> None:
+        """Operands of one dtype; all else in that dtype, or in the one that programs compute in."""
         found = {self._value(g).dtype for g in given if g.kind in ("tile", "weight")}
         if len(found) > 1:
             raise LeftAlone(f"its matrices are of several dtypes: {_named(found)}")
         (operand,) = found
-        for m in made:
-            if m.form.value.type.kind is Kind.TILE and m.dtype.itemsize > operand.itemsize:
-                raise LeftAlone(f"a result is kept in {m.dtype}, its matrices are {operand}")
+        wide = torch.promote_types(torch.float32, operand)
+        lifted = self.regions.reading.lifted
+        for node, form in lifted.items():
+            dtype = self._seen(node).dtype
+            if form.value.id in self.inside and dtype not in (operand, wide):
+                raise LeftAlone(f"it computes in {dtype} between matrices of {operand}")
+        for node in self.results:
+            dtype = self._seen(node).dtype
+            value = lifted[node].value
+            exact = value.type.kind is not Kind.TILE or value.node.op in ("round_to", "operand")
+            if not exact and dtype.itemsize > operand.itemsize:
+                raise LeftAlone(f"a result is kept in {dtype}, its matrices are {operand}")
 
     # ---- what it gives
     def _outputs(
         self, builder: PlanBuilder, done: dict[int, Value]
     ) -> tuple[list[Made], tuple[int, int] | None]:
-        nodes = {i: self._readers(i) for i in self.region.outputs}
-        scores = {done[i].id for i, found in nodes.items() if scores_only(found)}
-        joined = join(builder, [done[i] for i in self.region.outputs], scores)
+        stored: dict[int, Value] = {}
+        nodes: dict[int, list[fx.Node]] = {}
+        for i in self.region.outputs:
+            value = _unrounded(done[i])  # a store rounds anyway
+            stored[value.id] = value
+            nodes.setdefault(value.id, []).extend(self._readers(i))
+        scores = {i for i, found in nodes.items() if scores_only(found)}
+        joined = join(builder, list(stored.values()), scores)
         made: list[Made] = []
-        covered: set[int] = set()
         for count, j in enumerate(joined):
             builder.output(f"joined_{count}", j.value, scores_only=j.scores_only)
-            for i in self.region.outputs:
-                if done[i].id in j.columns:
-                    covered.add(i)
-                    made += self._made(nodes[i], f"joined_{count}", j.columns[done[i].id])
-        for count, i in enumerate(i for i in self.region.outputs if i not in covered):
-            turned = done[i].node.op == "rotate" and done[i].id in scores
-            builder.output(f"out_{count}", done[i], scores_only=turned)
+            for i, columns in j.columns.items():
+                made += self._made(nodes[i], f"joined_{count}", columns)
+                del stored[i]
+        again = _read_rounded(builder)
+        for count, (i, value) in enumerate(stored.items()):
+            turned = value.node.op == "rotate" and i in scores
+            builder.output(f"out_{count}", again.get(i, value), scores_only=turned)
             made += self._made(nodes[i], f"out_{count}", None)
         return made, _mask(joined)
 
@@ -181,6 +225,17 @@ class Assembly:
         return tuple(dict.fromkeys(p for p in found if p))
 
 
+def _read_rounded(b: PlanBuilder) -> dict[int, Value]:
+    """Rounded forms, by what they round, that something reads: one store serves both."""
+    read = {a for node in b.nodes for a in node.args}
+    found = ((i, n) for i, n in enumerate(b.nodes) if n.op == "round_to" and i in read)
+    return {n.args[0]: Value(b, i) for i, n in found}
+
+
+def _unrounded(x: Value) -> Value:
+    return Value(x.tracer, x.node.args[0]) if x.node.op == "round_to" else x
+
+
 def _mask(joined: list[Joined]) -> tuple[int, int] | None:
     masks = {j.mask for j in joined if j.mask is not None}
     if len(masks) > 1:
@@ -207,7 +262,7 @@ def _named(dtypes: set[torch.dtype]) -> str:
 def _check(call: RegionCall) -> None:
     """Its Plan has schedules, forward and backward."""
     try:
-        plan: Plan = call.plan(HALVES)
+        plan: Plan = call.shared_plan(HALVES)
         names = tuple(i.name for i in plan.inputs if i.type.kind is not Kind.ROTARY)
         compiled(plan, names, tuple(o.name for o in plan.outputs), BACKWARD)
     except CodettaError as error:

@@ -12,17 +12,21 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
+from codetta.capture.checkpoint import rewrite_bodies, run_checkpointed
 from codetta.capture.rewrite import Rewritten, rewrite
+from codetta.errors import ShardedParameters
 
 
-@dataclass
+# Dynamo compares backends to tell whose compiled code may be used: each Compiler is its own.
+@dataclass(eq=False)
 class Compiler:
     """A torch.compile backend of one model.
 
     Attributes:
         rest: what compiles the rewritten graph: 'auto', 'inductor', 'aot_eager' or 'eager'.
         options: for Inductor.
-        rewritten: what was done to each graph, in the order in which they came.
+        rewritten: what was done to each graph, in the order in which they came; its length is the
+            number of compilations.
     """
 
     rest: str = "auto"
@@ -30,7 +34,15 @@ class Compiler:
     rewritten: list[Rewritten] = field(default_factory=list)
 
     def __call__(self, module: fx.GraphModule, inputs: list[Any], **ignored: Any) -> Any:
-        self.rewritten.append(rewrite(module, inputs, parameters_of(module, inputs)))
+        refuse_sharded(inputs)
+        parameters = parameters_of(module, inputs)
+        bodies = rewrite_bodies(module, inputs, parameters)
+        report = rewrite(module, inputs, parameters)
+        for body in bodies:
+            report.calls += body.calls
+            report.left += body.left
+            report.attention += body.attention
+        self.rewritten.append(report)
         return self.finish(module, inputs)
 
     def finish(self, module: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
@@ -41,6 +53,7 @@ class Compiler:
                 "inductor" if any(isinstance(x, Tensor) and x.is_cuda for x in inputs) else "eager"
             )
         if rest == "eager":
+            run_checkpointed(module)
             forward: Callable[..., Any] = module.forward
             return forward
         if rest == "inductor":
@@ -54,6 +67,17 @@ class Compiler:
         return traced
 
 
+def codetta_backend(module: fx.GraphModule, inputs: list[Any], **given: Any) -> Any:
+    """``torch.compile(model, backend="codetta")``: a Compiler for this one graph.
+
+    ``mode`` and ``options`` arrive in ``given``.
+    """
+    from codetta.capture.compile import inductor_options
+
+    options = inductor_options(given.get("mode"), given.get("options"))
+    return Compiler(options=options)(module, inputs)
+
+
 def parameters_of(module: fx.GraphModule, inputs: list[Any]) -> set[int]:
     """Which placeholders are parameters or buffers of the model."""
     nodes = [n for n in module.graph.nodes if n.op == "placeholder"]
@@ -63,3 +87,20 @@ def parameters_of(module: fx.GraphModule, inputs: list[Any]) -> set[int]:
         if isinstance(x, nn.Parameter) or (named and isinstance(x, Tensor)):
             found.add(i)
     return found
+
+
+def refuse_sharded(tensors: list[Any]) -> None:
+    """Raise if one of them is a DTensor.
+
+    Raises:
+        ShardedParameters: it names the count and the placements of the first.
+    """
+    from torch import distributed
+
+    if not distributed.is_available():
+        return
+    from torch.distributed.tensor import DTensor
+
+    found = [x for x in tensors if isinstance(x, DTensor)]
+    if found:
+        raise ShardedParameters(count=len(found), placements=found[0].placements)

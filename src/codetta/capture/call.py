@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,12 +12,12 @@ import torch
 from torch import Tensor
 
 from codetta.backends.select import backend_for
-from codetta.capture.forms import Form
+from codetta.capture.forms import Form, product
 from codetta.capture.join import IS_ROTATED
+from codetta.capture.sharing import numbered, optimized, renamed, shared
 from codetta.nn.block import ADJACENT, BACKWARD, HALVES
 from codetta.nn.function import apply_plan
 from codetta.plan import Plan
-from codetta.plan.rules import layernorm_commutes, r6_shared_operand, r9_adjacent_pairs
 
 
 @dataclass(frozen=True)
@@ -35,14 +36,16 @@ class Made:
     Attributes:
         output: name of the Plan's output.
         columns: which of its columns; None for all.
-        form: how the tensor lies in it. Token sizes are read off argument ``like``.
+        form: how the tensor lies in it.
         dtype: of the tensor.
+        tokens: sizes of its token axes: a number, (argument, axis) where to read it, or -1.
     """
 
     output: str
     columns: tuple[int, int] | None
     form: Form
     dtype: torch.dtype
+    tokens: tuple[int | tuple[int, int], ...] = ()
 
 
 class RegionCall:
@@ -72,33 +75,40 @@ class RegionCall:
         return f"<codetta region {self.naive.name}>"
 
     @cached_property
-    def _plans(self) -> dict[str, Plan]:
-        return {}
+    def shared_names(self) -> dict[str, str]:
+        """For each input, its name in the Plan that is shared with all regions like this one."""
+        return numbered(self.naive)
+
+    @cached_property
+    def _shared(self) -> Plan:
+        return shared(self.naive, self.shared_names)
+
+    def shared_plan(self, pairs: str) -> Plan:
+        """The Plan after the algebra, for a pair layout: one for all regions like this one."""
+        return optimized(self._shared, pairs)
 
     def plan(self, pairs: str) -> Plan:
-        """The Plan after the algebra, for a pair layout."""
-        if pairs not in self._plans:
-            plan = r6_shared_operand(self.naive, pairs=pairs)
-            plan = layernorm_commutes(plan)
-            self._plans[pairs] = r9_adjacent_pairs(plan) if pairs == ADJACENT else plan
-        return self._plans[pairs]
+        """The same with the graph's own names."""
+        own = {theirs: mine for mine, theirs in self.shared_names.items()}
+        return renamed(self.shared_plan(pairs), own, self.naive.name)
 
     def __call__(self, *arguments: Tensor) -> tuple[Tensor, ...]:
         argument, axes = self.like
-        sizes = [arguments[argument].shape[a] for a in axes]
-        tokens = 1
-        for s in sizes:
-            tokens = tokens * s
+        tokens = product([arguments[argument].shape[a] for a in axes])
         named: dict[str, Any] = {}
         for g in self.given:
-            named[g.name] = _input(g, [arguments[i] for i in g.arguments], tokens)
+            named[self.shared_names[g.name]] = _input(
+                g, [arguments[i] for i in g.arguments], tokens
+            )
         x = arguments[argument]
         if self.mask is not None:
             on, columns = self.mask
             named[IS_ROTATED] = torch.cat((x.new_ones(on), x.new_zeros(columns - on)))
-        plan = self.plan(ADJACENT if backend_for(x).name == "cuda" else HALVES)
-        found = apply_plan(plan, {i.name: named[i.name] for i in plan.inputs}, BACKWARD)
-        return tuple(_output(m, found[m.output], sizes) for m in self.made)
+        plan = self.shared_plan(ADJACENT if backend_for(x).name == "cuda" else HALVES)
+        with _no_autocast(x.device.type):
+            found = apply_plan(plan, {i.name: named[i.name] for i in plan.inputs}, BACKWARD)
+        cut = _cut(self.made, found)
+        return tuple(_output(m, cut[m.output, m.columns], arguments) for m in self.made)
 
 
 def _input(g: Given, tensors: list[Tensor], tokens: Any) -> Any:
@@ -127,13 +137,38 @@ def _rotary(cos: Tensor, sin: Tensor, tokens: Any) -> tuple[Tensor, Tensor]:
     return table, positions.reshape(-1)
 
 
-def _output(m: Made, x: Tensor, sizes: Sequence[Any]) -> Tensor:
-    """A matrix as the graph's tensor: its columns, taken apart and permuted."""
-    if m.columns is not None:
-        x = x[:, m.columns[0] : m.columns[1]]
+def _cut(
+    made: Sequence[Made], found: Mapping[str, Tensor]
+) -> dict[tuple[str, tuple[int, int] | None], Tensor]:
+    """Outputs by name and columns.
+
+    Columns that make up all of an output come from one split, whose gradient is one concatenation;
+    that of a slice alone is a matrix of zeros with a part written.
+    """
+    cut: dict[tuple[str, tuple[int, int] | None], Tensor] = {}
+    for name, x in found.items():
+        parts = sorted({m.columns for m in made if m.output == name and m.columns is not None})
+        ends = [0, *(end for _, end in parts)]
+        cut[name, None] = x
+        if parts and ends[-1] == x.shape[1] and [p[0] for p in parts] == ends[:-1]:
+            pieces = torch.split(x, [end - begin for begin, end in parts], dim=1)
+            cut |= {(name, p): piece for p, piece in zip(parts, pieces, strict=True)}
+        else:
+            cut |= {(name, p): x[:, p[0] : p[1]] for p in parts}
+    return cut
+
+
+def _no_autocast(device: str) -> AbstractContextManager[Any]:
+    """The graph's own casts are in the Plan already."""
+    if torch.is_autocast_enabled(device):
+        return torch.autocast(device, enabled=False)
+    return nullcontext()
+
+
+def _output(m: Made, x: Tensor, arguments: Sequence[Tensor]) -> Tensor:
+    """A matrix, cut out already, as the graph's tensor: taken apart and permuted."""
     form = m.form
-    merged = len(form.tokens) == 1 and len(sizes) > 1
-    tokens = [-1] if merged else list(sizes) if form.tokens else []
+    tokens = [s if isinstance(s, int) else arguments[s[0]].shape[s[1]] for s in m.tokens]
     x = x.reshape(*tokens, *form.features)
     order = [a.index + (len(tokens) if a.role == "n" else 0) for a in form.axes if a.role]
     x = x.permute(order)

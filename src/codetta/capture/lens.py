@@ -35,6 +35,8 @@ _KEEPS_DOUBLING = {
     aten.clone.default, aten.alias.default, aten.squeeze.dim, aten.neg.default,
     aten.slice.Tensor, aten.expand.default, aten.index.Tensor,
 }  # fmt: skip
+#: As rms_norm adds its epsilon.
+_IN_PLACE = {aten.add_.Scalar: aten.add.Scalar}
 _SCALED = {aten.mul.Tensor, aten.mul.Scalar, aten.add.Scalar, aten.div.Tensor}
 
 
@@ -46,6 +48,12 @@ class Leaf:
     name: str
     kind: str  # 'tile', 'row', 'col', 'scalar', 'weight', 'rope'
     tensors: tuple[fx.Node, ...] = ()
+    parameter: bool = False
+
+    @property
+    def fixed(self) -> bool:
+        """Whether it is the same for all tokens, and known before the first."""
+        return self.kind in ("row", "weight") or self.parameter
 
 
 @dataclass
@@ -102,11 +110,17 @@ class Lens:
         return False
 
     def _call(self, call: Call) -> None:
-        if call.op._schema.is_mutable:
-            raise Unliftable("it writes into a tensor")
-        if call.op not in RULES:
-            raise Unliftable(f"{call.op} has no counterpart in the language")
-        found = RULES[call.op](self, call.result, *call.args, **call.kwargs)
+        op = call.op
+        if op._schema.is_mutable:
+            # What other nodes can see written is not read at all; this is a node's own scratch.
+            if op not in _IN_PLACE:
+                raise Unliftable("it writes into a tensor")
+            written = RULES[_IN_PLACE[op]](self, call.result, *call.args, **call.kwargs)
+            self.known[id(call.result)] = written
+            return
+        if op not in RULES:
+            raise Unliftable(f"{op} has no counterpart in the language")
+        found = RULES[op](self, call.result, *call.args, **call.kwargs)
         results = call.result if isinstance(call.result, tuple | list) else [call.result]
         forms = found if isinstance(found, list) else [found]
         for x, form in zip(results, forms, strict=True):
@@ -130,6 +144,10 @@ class Lens:
             kept = not isinstance(other, Tensor) or other.ndim == 0
         else:
             kept = call.op in _KEEPS_DOUBLING and same(result.shape[-1], call.args[0].shape[-1])
+            if call.op is aten.index.Tensor:  # columns must stay in their order
+                kept = kept and len(call.args[1]) < call.args[0].ndim
+            if call.op is aten.squeeze.dim or call.op is aten.unsqueeze.default:
+                kept = kept and not same(result.shape[-1], 1)
         if kept:
             self.doubled.add(id(result))
 
@@ -160,7 +178,8 @@ class Lens:
             raise Unliftable("an operand that is not floating point")
         name = node.name
         if x.ndim == 0 or same(x.numel(), 1):
-            self.leaves[name] = Leaf(node, name, "scalar")
+            known = node in self.parameters
+            self.leaves[name] = Leaf(node, name, "scalar", parameter=known)
             return Form(self.builder.scalar(name), (Axis(""),) * x.ndim)
         if node in self.parameters:
             if [s for s in x.shape if not same(s, 1)] != [x.shape[-1]]:

@@ -43,6 +43,13 @@ class Observed:
     keep: list[Any] = field(default_factory=list)
 
 
+def tensors_in(x: Any) -> list[Tensor]:
+    """The tensors in nested tuples and lists."""
+    if isinstance(x, Tensor):
+        return [x]
+    return [t for y in x for t in tensors_in(y)] if isinstance(x, tuple | list) else []
+
+
 class _Recorder(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()

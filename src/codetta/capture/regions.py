@@ -9,7 +9,7 @@ level that hang together make a region.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from torch import fx
@@ -71,10 +71,13 @@ def read(lens: Lens, graph: fx.Graph, skip: set[fx.Node]) -> Reading:
 
 
 class Regions:
-    """Levels, connections and uses of the lifted values."""
+    """Levels, connections and uses of the lifted values.
 
-    def __init__(self, reading: Reading, graph: fx.Graph) -> None:
-        self.reading, self.graph = reading, graph
+    ``kept`` are nodes that stay even where nothing reads them: they write, or draw random numbers.
+    """
+
+    def __init__(self, reading: Reading, graph: fx.Graph, kept: Collection[fx.Node] = ()) -> None:
+        self.reading, self.graph, self.kept = reading, graph, kept
         self.lens = reading.lens
         self.nodes: list[Node] = self.lens.builder.nodes
         self.fixed = self._fixed()
@@ -89,7 +92,7 @@ class Regions:
         for node in self.nodes:
             if node.op == "operand":
                 leaf = self.lens.leaves.get(node.attr("name"))
-                found.append(leaf is not None and leaf.kind in ("row", "weight"))
+                found.append(leaf is not None and leaf.fixed)
             elif node.op == "extent":
                 found.append(True)
             else:
@@ -133,7 +136,7 @@ class Regions:
         if node.op != "operand":
             return 0
         leaf = self.lens.leaves[node.attr("name")]
-        if leaf.kind in ("row", "weight"):
+        if leaf.fixed:
             return 0
         return max(self.fx_level[n] for n in (leaf.tensors or (leaf.node,)))
 
@@ -148,7 +151,8 @@ class Regions:
             if node in self.reading.lifted:
                 continue
             users = [u for u in node.users if u in alive]
-            effect = node.op in ("output", "placeholder") or node.is_impure()
+            kept = node in self.kept or node.is_impure()
+            effect = kept or node.op in ("output", "placeholder")
             if users or effect or node in inputs:
                 alive.add(node)
         return alive
@@ -227,7 +231,7 @@ def region_builder(
             done[i] = builder.input(crossing[i], node.type)
         elif node.op == "operand":
             leaf = leaves[node.attr("name")]
-            role = "parameter" if leaf.kind in ("row", "weight") else "activation"
+            role = "parameter" if leaf.fixed else "activation"
             done[i] = builder.input(leaf.name, node.type, role)
         elif not node.args:
             done[i] = builder._own(builder.append(node))

@@ -13,7 +13,7 @@ equal is left alone, with the reason.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,11 +21,14 @@ import torch
 from torch import Tensor, fx
 
 from codetta.capture.assemble import Assembly, LeftAlone
+from codetta.capture.attention import causal_masks
 from codetta.capture.call import RegionCall
 from codetta.capture.lens import Lens
-from codetta.capture.observe import Observed, observe
+from codetta.capture.observe import Call, Observed, observe, tensors_in
 from codetta.capture.regions import Regions, read
 from codetta.capture.splice import sort, splice
+
+_RANDOM = torch.Tag.nondeterministic_seeded
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,27 +42,47 @@ class Left:
 
 @dataclass
 class Rewritten:
-    """What was done to a graph: the regions' calls in order, and what was left alone."""
+    """What was done to a graph: the regions' calls in order, and what was left alone.
+
+    Attributes:
+        region: for nodes that were read into a region, its call's name, or the node that stands for
+            it in ``left``.
+        attention: notes on attention's mask: where it became ``is_causal``, where not, and why.
+    """
 
     calls: list[RegionCall] = field(default_factory=list)
     left: list[Left] = field(default_factory=list)
+    region: dict[str, str] = field(default_factory=dict)
+    attention: list[str] = field(default_factory=list)
 
 
-def rewrite(module: fx.GraphModule, inputs: Sequence[Any], parameters: set[int]) -> Rewritten:
+def rewrite(
+    module: fx.GraphModule,
+    inputs: Sequence[Any],
+    parameters: set[int],
+    masks: Mapping[int, str | None] | None = None,
+) -> Rewritten:
     """Replace regions of ``module`` in place.
 
     Args:
         inputs: values of its placeholders.
         parameters: which of them are parameters or buffers.
+        masks: which of them are attention masks that a calling graph made, and why they are not
+            known to be causal (None: they are).
     """
     graph = module.graph
     seen = observe(module, list(inputs))
     lens = Lens(seen, _fixed(graph, parameters))
-    reading = read(lens, graph, _untouchable(graph, seen))
-    regions = Regions(reading, graph)
+    skip = untouchable(graph, seen)
+    placeholders = [n.name for n in graph.nodes if n.op == "placeholder"]
+    given = {placeholders[i]: reason for i, reason in (masks or {}).items()}
+    notes = causal_masks(graph, seen, skip, given)
+    ordered = _ordered(graph, seen, skip)
+    reading = read(lens, graph, skip)
+    regions = Regions(reading, graph, ordered)
     found = regions.find()
     region_of = {i: r for r in found for i in r.values}
-    report = Rewritten()
+    report = Rewritten(attention=notes)
     replaced: dict[fx.Node, fx.Node] = {}
     for region in found:
         assembly = Assembly(regions, region, region_of, len(report.calls))
@@ -68,15 +91,17 @@ def rewrite(module: fx.GraphModule, inputs: Sequence[Any], parameters: set[int])
         except LeftAlone as reason:
             node = reading.owner[min(region.outputs)]
             report.left.append(Left(node.name, "region", str(reason)))
+            report.region |= dict.fromkeys(assembly.members, node.name)
             continue
+        report.region |= dict.fromkeys(assembly.members, call.naive.name)
         splice(graph, call, assembly.arguments, assembly.results, replaced)
         report.calls.append(call)
     report.left += [
         Left(n.name, _what(n), why) for n, why in lens.reasons.items() if n in regions.alive
     ]
-    if replaced:
-        sort(graph)
-        graph.eliminate_dead_code()
+    if replaced or notes:
+        sort(graph, ordered)
+        graph.eliminate_dead_code(lambda node: node.is_impure() or node in ordered)
         graph.lint()
         module.recompile()
     return report
@@ -99,8 +124,8 @@ def _fixed(graph: fx.Graph, parameters: set[int]) -> set[fx.Node]:
     return found
 
 
-def _untouchable(graph: fx.Graph, seen: Observed) -> set[fx.Node]:
-    """Nodes where gradients are switched off or on, and all that touch a tensor written into."""
+def untouchable(graph: fx.Graph, seen: Observed) -> set[fx.Node]:
+    """Nodes where gradients are switched off or on, and all that touch memory written into."""
     skip: set[fx.Node] = set()
     enabled = torch.is_grad_enabled()
     written: set[int] = set()
@@ -108,10 +133,41 @@ def _untouchable(graph: fx.Graph, seen: Observed) -> set[fx.Node]:
         if seen.grad.get(node, enabled) != enabled:
             skip.add(node)
         for call in seen.calls.get(node) or ():
-            if call.op._schema.is_mutable:
-                written |= {id(x) for x in call.args if isinstance(x, Tensor)}
+            written |= {_memory(x) for x in _written(call)}
+    written &= {_memory(x) for x in tensors_in(list(seen.values.values()))}
     for node in graph.nodes:
+        touched = [seen.values.get(node), *(seen.values.get(a) for a in node.all_input_nodes)]
         for call in seen.calls.get(node) or ():
-            if any(id(x) in written for x in (*call.args, call.result)):
-                skip.add(node)
+            touched += [*call.args, *call.kwargs.values(), call.result]
+        if written and any(_memory(x) in written for x in tensors_in(touched)):
+            skip.add(node)
     return skip
+
+
+def _written(call: Call) -> list[Tensor]:
+    """The arguments that a call writes into."""
+    names = [a.name for a in call.op._schema.arguments]
+    named = call.kwargs | dict(zip(names, call.args, strict=False))
+    marked = [a.name for a in call.op._schema.arguments if a.alias_info and a.alias_info.is_write]
+    return tensors_in([named.get(name) for name in marked])
+
+
+def _memory(x: Tensor) -> int:
+    """What a tensor shares with its views."""
+    return int(x.untyped_storage()._cdata)
+
+
+def _ordered(graph: fx.Graph, seen: Observed, skip: set[fx.Node]) -> set[fx.Node]:
+    """Nodes that keep their order: they write, read what is written, draw random numbers, switch
+    gradients or autocast on or off, or lie between such switches."""
+    found: set[fx.Node] = set(skip)
+    depth = 0
+    for node in graph.nodes:
+        name = getattr(node.target, "__name__", "")
+        depth += (name == "_enter_autocast") - (name == "_exit_autocast")
+        drawn = any(_RANDOM in call.op.tags for call in seen.calls.get(node) or ())
+        computes = node.op in ("call_function", "call_method", "call_module")
+        unseen = computes and seen.calls.get(node) is None
+        if depth or drawn or unseen or name == "_exit_autocast":
+            found.add(node)
+    return found

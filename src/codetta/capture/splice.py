@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from torch import fx
@@ -39,8 +39,10 @@ def taken(x: Any, i: int) -> Any:
     return x[i]
 
 
-def sort(graph: fx.Graph) -> bool:
+def sort(graph: fx.Graph, ordered: Collection[fx.Node] = ()) -> bool:
     """Delay what reads a region until after it; all else keeps its order. False if nothing moved.
+
+    ``ordered``: nodes that keep their order among themselves, whatever they read.
 
     Raises:
         RuntimeError: there is a cycle.
@@ -48,9 +50,13 @@ def sort(graph: fx.Graph) -> bool:
     done: set[fx.Node] = set()
     waiting, order = list(graph.nodes), []
     while waiting:
-        rest = []
+        rest: list[fx.Node] = []
+        held = False
         for node in waiting:
-            if all(a in done for a in node.all_input_nodes):
+            fixed = node in ordered
+            ready = all(a in done for a in node.all_input_nodes)
+            held |= fixed and not ready
+            if ready and not (fixed and held):
                 done.add(node)
                 order.append(node)
             else:

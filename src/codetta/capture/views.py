@@ -123,15 +123,19 @@ def _slice(
         return form
     if step != 1 or not isinstance(form, Form):
         raise Unliftable("a slice of it")
+    _over_columns(form, dim)
     first = int(start or 0)
     first = first + int(x.shape[dim]) if first < 0 else first
     return _columns(form, dim, first, first + int(result.shape[dim]))
 
 
+def _over_columns(form: Form, dim: int) -> None:
+    if form.axes[dim].role != "n":  # asked first: the number of tokens may be a symbol
+        raise Unliftable("a slice of the tokens")
+
+
 def _columns(form: Form, dim: int, start: int, stop: int) -> Form | Piece:
     axis = form.axes[dim]
-    if axis.role != "n":
-        raise Unliftable("a slice of the tokens")
     if len(form.features) == 1 and form.value.type.kind is Kind.TILE:
         value = form.value.tracer.emit("slice_cols", form.value, start=start, stop=stop)
         return Form(value, form.axes, form.tokens, (stop - start,))
@@ -145,6 +149,7 @@ def _split(lens: Lens, result: Any, x: Tensor, sizes: Any, dim: int = 0) -> Any:
     form = lens.derived(x)
     if not isinstance(form, Form):
         raise Unliftable("a split of it")
+    _over_columns(form, dim % x.ndim)
     found, start = [], 0
     for part in result:
         stop = start + int(part.shape[dim])

@@ -24,7 +24,7 @@ _LETTER = {Kind.COL: "r", Kind.ROW: "c", Kind.SCALAR: "s"}
 
 def format_schedule(schedule: Schedule) -> str:
     """One paragraph per kernel: what it is and writes, and the formulas of what it computes."""
-    listing = _Listing(schedule.plan)
+    listing = Listing(schedule.plan)
     count = sum(k.kind != "view" for k in schedule.kernels)
     lines = [f"schedule of {schedule.plan.name}: {count} kernels"]
     for kernel in schedule.kernels:
@@ -32,7 +32,9 @@ def format_schedule(schedule: Schedule) -> str:
     return "\n".join(lines)
 
 
-class _Listing:
+class Listing:
+    """Names, headings and formulas of a Plan's kernels."""
+
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.outputs: dict[int, str] = {}

@@ -118,11 +118,16 @@ def _parsed(text: str) -> Plan:
     return Plan.parse(text)
 
 
-def _run(plan: str, inputs: list[Tensor]) -> list[Tensor]:
+def run_plan(plan: str, inputs: list[Tensor]) -> list[Tensor]:
+    """Results of a Plan, given as text, for its inputs in order: what ``codetta::plan`` computes.
+
+    Where somebody watches, each kernel is an operator of its own. A dispatch mode that is handed
+    ``codetta::plan`` sees its kernels when it calls this inside itself.
+    """
     return _executable(plan).run(_grouped(_parsed(plan), inputs))
 
 
-_LIBRARY.impl("plan", _run, "CompositeExplicitAutograd")
+_LIBRARY.impl("plan", run_plan, "CompositeExplicitAutograd")
 
 
 @torch.library.register_fake("codetta::plan", lib=_LIBRARY)

@@ -137,8 +137,8 @@ def read_stored(plan: Plan) -> Plan:
         if node.op != "rowsum" or args[0].type.kind is not Kind.TILE:
             return None
         found = factors(args[0])
-        if len(found.tiles) != 2 or found.rows:
-            return None
+        if len(found.tiles) != 2 or found.rows or found.tiles[0].id == found.tiles[1].id:
+            return None  # Σ z0² is a norm's own statistic, taken where z is made
         for dz, z0 in (found.tiles, found.tiles[::-1]):
             scaling = _norm_scale(b, z0)
             if scaling is None:
@@ -148,9 +148,12 @@ def read_stored(plan: Plan) -> Plan:
             total = f.rowsum(dz * z)
             if biases:
                 total = total - f.rowsum(dz * reduce(lambda p, q: p + q, biases))
-            outer = [c for c in found.cols if c.id != r.id]
-            if len(outer) == len(found.cols):
+            outer = list(found.cols)
+            ours = next((i for i, c in enumerate(outer) if c.id == r.id), None)
+            if ours is None:
                 total = total / r
+            else:
+                del outer[ours]  # one of them: r may scale dz as well
             return scaled(total, outer + found.scalars)
         return None
 

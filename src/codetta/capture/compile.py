@@ -1,0 +1,97 @@
+"""``codetta.compile``: torch.compile with a rewriter of the model's own in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from codetta.capture.backend import Compiler, refuse_sharded
+from codetta.errors import NotBuilt, UnknownOption
+
+_BACKENDS = ("auto", "inductor", "aot_eager", "eager")
+
+
+def compile(
+    model: Callable[..., Any] | None = None,
+    *,
+    backend: str = "auto",
+    logits: str = "keep",
+    pack: bool = False,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    **torch_compile_options: Any,
+) -> Any:
+    """``torch.compile`` with the model's GEMMs rewritten as GEMMs with epilogues.
+
+    What torch.compile would hand to its backend goes through the rewriter first. Stretches of the
+    graph made of products with parameters, norms, activations, rotations and residuals become
+    Plans, each one call forward and one backward; attention, the embedding, the loss and whatever
+    is not proved equal are left as they are, with the reason. Nothing outside the returned object
+    changes: the model can still be called uncompiled, and other models are not affected.
+
+    Compilations: one per graph that torch.compile would compile: one for a whole training step's
+    forward, one more for evaluation under no_grad, at most one more when a size first changes.
+    The backward is made with the forward.
+
+    Args:
+        model: a module or a function. None: returns a decorator.
+        backend: what compiles the rewritten graph. 'auto' is 'inductor' for models on a GPU and
+            'eager' elsewhere. 'eager' and 'aot_eager' generate no code.
+        logits: 'keep': they are computed as the model computes them. 'none' is not built yet.
+        pack: True is not built yet. Weights that share an input are laid side by side in each
+            forward.
+        mode: as in torch.compile; its options for Inductor are combined with ``options``.
+        options: for Inductor; they win over those of ``mode``.
+        torch_compile_options: ``fullgraph``, ``dynamic``, ``disable``: passed on.
+
+    Returns:
+        What torch.compile returns. The backend object is its ``codetta_compiler``, whose
+        ``rewritten`` says what was done to each graph.
+
+    Raises:
+        UnknownOption: for another value of ``backend`` or ``logits``.
+        NotBuilt: for ``logits='none'`` and ``pack=True``.
+        ShardedParameters: the model has DTensor parameters.
+    """
+    if model is None:
+        return lambda later: compile(
+            later, backend=backend, logits=logits, pack=pack, mode=mode, options=options,
+            **torch_compile_options,
+        )  # fmt: skip
+    _check("backend", backend, _BACKENDS)
+    _check("logits", logits, ("keep", "none"))
+    if logits == "none":
+        raise NotBuilt(what="logits='none'", fix="logits='keep', which computes them")
+    if pack:
+        raise NotBuilt(
+            what="pack=True", fix="pack=False, which lays the weights side by side in each forward"
+        )
+    if isinstance(model, nn.Module):
+        refuse_sharded(list(model.parameters()))
+    compiler = Compiler(backend, inductor_options(mode, options))
+    compiled: Any = torch.compile(model, backend=compiler, **torch_compile_options)
+    # A plain attribute: an OptimizedModule would hand it on to the model, which must not change.
+    object.__setattr__(compiled, "codetta_compiler", compiler)
+    return compiled
+
+
+def inductor_options(
+    mode: str | None = None, options: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Options of a mode, overridden by ``options``."""
+    found: dict[str, Any] = {}
+    if mode not in (None, "default"):
+        from torch._inductor import list_mode_options
+
+        modes = list_mode_options()
+        _check("mode", mode, tuple(modes))
+        found |= modes[mode]
+    return found | dict(options or {})
+
+
+def _check(option: str, given: Any, allowed: tuple[str, ...]) -> None:
+    if given not in allowed:
+        raise UnknownOption(option=option, given=given, allowed=", ".join(map(repr, allowed)))

@@ -1,0 +1,153 @@
+"""A mask that is proved causal is replaced by is_causal=True; any other is kept."""
+
+from __future__ import annotations
+
+import capture_models
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import codetta
+
+CAUSAL = "is causal: replaced by is_causal=True"
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+
+
+def notes(compiled):
+    return [note for r in compiled.codetta_compiler.rewritten for note in r.attention]
+
+
+class Attention(nn.Module):
+    """Attention on (batch, tokens, 32) with a mask from a function of the tokens' number."""
+
+    def __init__(self, mask):
+        super().__init__()
+        self.qkv, self.mask = nn.Linear(32, 96), mask
+
+    def forward(self, x, *extra):
+        b, t, _ = x.shape
+        q, k, v = (y.view(b, t, 4, 8).transpose(1, 2) for y in self.qkv(x).split(32, -1))
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=self.mask(t, *extra))
+        return y.transpose(1, 2).reshape(b, t, 32)
+
+
+def lower(t):
+    i = torch.arange(t)
+    return (i[None, :] <= i[:, None])[None, None]
+
+
+def strictly_lower_from(t):
+    i = torch.arange(t)
+    return (i[None, :] <= i[:, None] + 1)[None, None]
+
+
+def window(t):
+    i = torch.arange(t)
+    distance = i[:, None] - i[None, :]
+    return (distance >= 0) & (distance < 4)
+
+
+def upper(t):
+    i = torch.arange(t)
+    return i[None, :] >= i[:, None]
+
+
+def written(t):
+    mask = lower(t).clone()
+    mask[..., 2, 0] = False
+    return mask
+
+
+def added(t):
+    return torch.zeros(t, t).masked_fill(~lower(t)[0, 0], -torch.inf)
+
+
+def two_heads(t):
+    return torch.cat((lower(t).expand(1, 2, t, t), torch.ones(1, 2, t, t, dtype=torch.bool)), 1)
+
+
+def run(mask, *extra, dynamic=False):
+    torch.manual_seed(0)
+    model, x = Attention(mask), torch.randn(2, 7, 32)
+    compiled = codetta.compile(model, fullgraph=True)
+    if dynamic:
+        torch._dynamo.mark_dynamic(x, 1)
+    torch.testing.assert_close(compiled(x, *extra), model(x, *extra))
+    return notes(compiled)
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_a_causal_mask_is_replaced(dynamic):
+    (note,) = run(lower, dynamic=dynamic)
+    assert note.endswith(CAUSAL)
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("mask", [strictly_lower_from, window, upper, written, added, two_heads])
+def test_any_other_mask_is_kept(mask, dynamic):
+    (note,) = run(mask, dynamic=dynamic)
+    assert "is kept: " in note
+
+
+def test_a_window_that_holds_all_tokens_is_causal():
+    (note,) = run(lambda t: window(t) | (lower(t) & (t < 9)))
+    assert note.endswith(CAUSAL)
+
+
+def test_a_mask_that_is_an_input_is_kept():
+    (note,) = run(lambda t, given: given, lower(7))
+    assert "it depends on an input" in note
+
+
+def test_a_mask_that_depends_on_an_input_is_kept():
+    (note,) = run(lambda t, keep: lower(t) & keep, torch.ones(7, dtype=torch.bool))
+    assert "it depends on an input" in note
+
+
+@pytest.mark.parametrize("tokens", [6, 1300])
+def test_a_model_without_padding_gets_its_causal_attention_back(tokens):
+    model = capture_models.make("llama", max_position_embeddings=2048)
+    compiled = codetta.compile(model, fullgraph=True)
+    batch = capture_models.batch("llama", tokens=tokens)
+    torch.testing.assert_close(compiled(**batch).loss, model(**batch).loss)
+    assert [n.endswith(CAUSAL) for n in notes(compiled)] == [True]
+
+
+def test_of_unknown_length_too():
+    model = capture_models.make("llama")
+    compiled = codetta.compile(model, fullgraph=True)
+    batch = capture_models.batch("llama", tokens=9)
+    torch._dynamo.mark_dynamic(batch["input_ids"], 1)
+    torch.testing.assert_close(compiled(**batch).loss, model(**batch).loss)
+    assert [n.endswith(CAUSAL) for n in notes(compiled)] == [True]
+
+
+def test_inside_checkpointed_layers_too():
+    model = capture_models.make("llama")
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    compiled = codetta.compile(model, fullgraph=True)
+    batch = capture_models.batch("llama")
+    torch.testing.assert_close(compiled(**batch).loss, model(**batch).loss)
+    assert [n.endswith(CAUSAL) for n in notes(compiled)] == [True, True]
+
+
+def test_a_sliding_window_is_kept():
+    model = capture_models.make("mistral_window")
+    compiled = codetta.compile(model, fullgraph=True)
+    batch = capture_models.batch("mistral_window", tokens=9)
+    torch.testing.assert_close(compiled(**batch).loss, model(**batch).loss)
+    assert ["it is not the causal mask" in n for n in notes(compiled)] == [True]
+
+
+def test_packed_sequences_are_kept():
+    model = capture_models.make("llama")
+    compiled = codetta.compile(model, fullgraph=True)
+    batch = capture_models.batch("llama", tokens=8)
+    batch["position_ids"] = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4]]).expand(2, -1)
+    torch.testing.assert_close(compiled(**batch).loss, model(**batch).loss)
+    assert ["it depends on an input" in n for n in notes(compiled)] == [True]
