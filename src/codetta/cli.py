@@ -30,6 +30,11 @@ _COMMANDS = {
         "Fine-tune a decoder as it is and through CODA, side by side, and judge.",
         "codetta[demo]",
     ),
+    "explain": _Command(
+        "codetta.commands.explain:explain_command",
+        "Show what CODA makes of a model: kernels, bytes and formulas, before and after.",
+        "codetta[hf]",
+    ),
     "programs": _Command(
         "codetta.commands.programs:programs_command",
         "List the ready programs, or print one.",
