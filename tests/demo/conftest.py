@@ -15,6 +15,12 @@ pytest.importorskip("gguf")
 from codetta.demo import models, stock
 
 
+@pytest.fixture(autouse=True)
+def nothing_compiled() -> None:
+    """Dynamo compiles one function for a few models only, and every test has its own model."""
+    torch._dynamo.reset()
+
+
 class StandIn(nn.Module):
     """Computes what the Hugging Face model computes, behind the decoder's interface."""
 
@@ -34,7 +40,9 @@ class StandIn(nn.Module):
 
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """stand_in(break_it) puts the stand-in in CODA's place; `break_it(decoder)` may spoil it."""
+    """stand_in(break_it) puts the stand-in in the decoder's place (`--form decoder`);
+    `break_it(decoder)` may spoil it.
+    """
 
     def install(break_it: Callable[[StandIn], Any] = lambda decoder: None) -> None:
         def through_coda(model: Any) -> StandIn:

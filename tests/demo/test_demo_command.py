@@ -10,6 +10,8 @@ import torch
 import typer
 from typer.testing import CliRunner
 
+from codetta.capture.backend import Compiler
+from codetta.capture.call import RegionCall
 from codetta.demo.command import DemoDevice, demo_command
 
 app = typer.Typer()
@@ -28,9 +30,9 @@ KEYS = {
 }
 
 
-def demo(out: Path, *options: str) -> Any:
+def demo(out: Path, *options: str, form: str = "decoder") -> Any:
     common = ["--random", "--steps", "3", "--seq-len", "32", "--device", "cpu", "--out", str(out)]
-    return CliRunner().invoke(app, [*common, *options])
+    return CliRunner().invoke(app, [*common, "--form", form, *options])
 
 
 def saved(out: Path) -> Any:
@@ -157,6 +159,54 @@ def test_a_device_that_is_not_there_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_the_real_decoder_passes(tmp_path: Path, dtype: str) -> None:
-    result = demo(tmp_path, "--batch", "2", "--dtype", dtype)
+@pytest.mark.parametrize("form", ["compile", "decoder"])
+def test_the_real_forms_pass(tmp_path: Path, form: str, dtype: str) -> None:
+    result = demo(tmp_path, "--batch", "2", "--dtype", dtype, form=form)
     assert result.exit_code == 0, result.output
+
+
+def test_both_forms_print_the_same_losses(tmp_path: Path) -> None:
+    tables = {}
+    for form in ("compile", "decoder"):
+        result = demo(tmp_path / form, form=form)
+        assert saved(tmp_path / form)["settings"]["form"] == form
+        tables[form] = [line.split("│")[3] for line in result.output.splitlines() if "e-04" in line]
+    losses = {form: [float(cell) for cell in table] for form, table in tables.items()}
+    assert len(losses["compile"]) == 3
+    assert losses["compile"] == pytest.approx(losses["decoder"], rel=1e-6)
+
+
+def test_compile_is_the_default_and_says_what_is_in_its_programs_and_what_is_not(
+    tmp_path: Path,
+) -> None:
+    options = ["--random", "--steps", "1", "--seq-len", "16", "--device", "cpu"]
+    result = CliRunner().invoke(app, [*options, "--out", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    record = saved(tmp_path)
+    stock, coda = record["kernels"]
+    assert (stock["region"], coda["region"]) == ("layers", "programs")
+    # 4 GEMMs forward and 8 backward in each of 2 layers; the head's 3 are plain products.
+    assert coda["computed"]["gemm"]["kernels"] == coda["watched"]["gemm"]["kernels"] == 24
+    assert coda["other_regions"]["other"]["gemm"]["kernels"] == 3
+    assert coda["watched"]["attention"]["kernels"] == 4
+    assert "codetta's programs" in result.output
+
+
+def test_a_model_that_was_not_rewritten_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Compiler, "__call__", lambda self, module, inputs, **options: module)
+    result = demo(tmp_path, form="compile")
+    assert result.exit_code == 1 and "PASS  loss" in result.output
+    assert "FAIL  kernels, CODA" in result.output and "no kernel was seen" in result.output
+
+
+def test_a_wrong_region_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    call = RegionCall.__call__
+
+    def spoiled(self: RegionCall, *arguments: Any) -> Any:
+        return tuple(x * 1.0001 for x in call(self, *arguments))
+
+    monkeypatch.setattr(RegionCall, "__call__", spoiled)
+    result = demo(tmp_path, form="compile")
+    assert result.exit_code == 1 and "FAIL  gradients" in result.output

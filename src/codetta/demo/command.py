@@ -15,8 +15,9 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from codetta.demo import figure, judge, models, report, stock, text
-from codetta.demo.kernels import CostRow
+from codetta.demo import figure, judge, models, record, report, stock, text
+from codetta.demo.compiled import CompiledModel
+from codetta.demo.kernels import LAYERS, PROGRAMS, CostRow
 from codetta.demo.train import Run, fine_tune
 from codetta.errors import CodettaError
 
@@ -33,6 +34,13 @@ class Dtype(str, Enum):
     @property
     def torch(self) -> torch.dtype:
         return torch.float32 if self is Dtype.fp32 else torch.bfloat16
+
+
+class Form(str, Enum):
+    """How the model goes through CODA."""
+
+    compile = "compile"
+    decoder = "decoder"
 
 
 class DemoDevice(CodettaError, ValueError):
@@ -53,9 +61,11 @@ class Settings:
     random: bool
     seed: int
     device: torch.device
+    form: Form
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"dtype": self.dtype.value, "device": str(self.device)}
+        named = {"dtype": self.dtype.value, "device": str(self.device), "form": self.form.value}
+        return asdict(self) | named
 
 
 def demo_command(
@@ -76,6 +86,9 @@ def demo_command(
     device: Annotated[
         str, typer.Option(help="cpu, cuda, ...; auto takes a GPU if there is one.")
     ] = "auto",
+    form: Annotated[
+        Form, typer.Option(help="CODA by codetta.compile, or by the explicit codetta.nn.Decoder.")
+    ] = Form.compile,
     out: Annotated[Path, typer.Option(help="Where loss.png and demo.json go.")] = Path(
         "codetta-demo"
     ),
@@ -86,7 +99,7 @@ def demo_command(
 
     SmolLM2-135M-Instruct is trained on source files of Python's standard
     library, twice from the same weights: by Hugging Face transformers as it is,
-    and with its decoder run by CODA. Losses, gradients (against a run in fp64)
+    and through codetta.compile. Losses, gradients (against a run in fp64)
     and kernels must agree within stated limits; exit status 1 if one does not.
     """
     settings = Settings(
@@ -98,16 +111,17 @@ def demo_command(
         random=random,
         seed=seed,
         device=_device(device),
+        form=form,
     )
     console = Console(width=report.WIDTH, highlight=False, quiet=json)
     result = run_demo(settings, _Screen(console, silent=quiet or json))
     out.mkdir(parents=True, exist_ok=True)
-    report.save_json(out / "demo.json", result)
+    record.save_json(out / "demo.json", result)
     figure.save_figure(
         out / "loss.png", result.runs, result.losses, _title(result), result.deviation
     )
     if json:
-        typer.echo(report.as_json(result))
+        typer.echo(record.as_json(result))
     elif quiet:
         report.print_verdict(console, result)
     else:
@@ -117,7 +131,7 @@ def demo_command(
         raise typer.Exit(1)
 
 
-def run_demo(settings: Settings, screen: _Screen) -> report.Result:
+def run_demo(settings: Settings, screen: _Screen) -> record.Result:
     """Everything but the writing: all runs, all tables, all criteria."""
     dtype = settings.dtype.torch
     source = (
@@ -143,12 +157,13 @@ def run_demo(settings: Settings, screen: _Screen) -> report.Result:
         run, table_at = _run_side(side, settings, source, batches, reference, screen)
         runs.append(run)
         kernels.append(
-            report.KernelSide(
+            record.KernelSide(
                 side.name,
                 watched=run.kernels,
                 computed=table_at(settings.batch, settings.seq_len),
                 real_step=table_at(*_REAL_STEP),
                 real_step_tokens=_REAL_STEP,
+                region=PROGRAMS if side.coda and settings.form is Form.compile else LAYERS,
             )
         )
     return _judged(settings, source, source_text, runs, kernels[-2:], reference)
@@ -171,7 +186,13 @@ def _run_side(
 ) -> tuple[Run, Callable[[int, int], Sequence[CostRow]]]:
     """Trains one side from the source's weights; also returns (batch, seq) -> its cost table."""
     model = models.copy_of(source.model, side.dtype, settings.device)
-    if side.coda:
+    compiled = side.coda and settings.form is Form.compile
+    loss_of: models.Loss
+    table_at: Callable[[int, int], Sequence[CostRow]]
+    if compiled:
+        whole = CompiledModel(model)
+        loss_of, table_at = whole.loss, _compiled_table(whole, side.dtype, settings)
+    elif side.coda:
         model = models.through_coda(model)
         loss_of, table_at = models.coda_loss(model), models.coda_table(model, side.dtype)
     else:
@@ -187,9 +208,18 @@ def _run_side(
             steps=settings.steps,
             lr=settings.lr,
             reference=reference,
+            compiled=compiled,
             on_step=on_step,
         )
     return run, table_at
+
+
+def _compiled_table(
+    whole: CompiledModel, dtype: torch.dtype, settings: Settings
+) -> Callable[[int, int], Sequence[CostRow]]:
+    return lambda batch, seq: whole.cost_table(
+        tokens=batch * seq, positions=seq, dtype=dtype, device=settings.device
+    )
 
 
 def _stock_table(
@@ -207,9 +237,9 @@ def _judged(
     source: models.Source,
     source_text: str,
     runs: list[Run],
-    kernels: list[report.KernelSide],
+    kernels: list[record.KernelSide],
     reference: Mapping[str, torch.Tensor],
-) -> report.Result:
+) -> record.Result:
     from codetta import environment
 
     *yardstick, plain, coda = runs
@@ -221,7 +251,7 @@ def _judged(
         deviation = "|CODA − stock| / stock"
     norms = {name: float(gradient.norm()) for name, gradient in reference.items()}
     gradients = judge.gradients(norms, plain.gradient_errors, coda.gradient_errors, plain.dtype)
-    return report.Result(
+    return record.Result(
         settings=settings.as_dict(),
         model={
             "name": source.name,
@@ -238,7 +268,7 @@ def _judged(
         criteria=[
             judge.judge_losses(losses, deviation),
             judge.judge_gradients(gradients),
-            *(judge.judge_kernels(side.name, side.layers, side.computed) for side in kernels),
+            *(judge.judge_kernels(side.name, side.inside, side.computed) for side in kernels),
         ],
     )
 
@@ -280,7 +310,7 @@ def _device(given: str) -> torch.device:
     return device
 
 
-def _title(result: report.Result) -> str:
+def _title(result: record.Result) -> str:
     settings = result.settings
     return (
         f"{result.model['name']}, {settings['dtype']}, "

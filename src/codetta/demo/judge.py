@@ -142,8 +142,9 @@ def judge_kernels(name: str, watched: Iterable[CostRow], computed: Iterable[Cost
         return Criterion(
             f"kernels, {name}",
             False,
-            'no kernel was seen in a region called "layers": mark it with '
-            'torch.profiler.record_function("region:layers")',
+            "no kernel was seen: the layers of a model are marked with "
+            'torch.profiler.record_function("region:layers"), and a compiled model must run '
+            "codetta's operators",
         )
     differences = [
         f"{kind}: watched {seen[kind].kernels} kernels, {seen[kind].bytes} bytes; "

@@ -12,6 +12,10 @@ MEMORY = "memory"
 ATTENTION = "attention"
 KINDS = (GEMM, MEMORY, ATTENTION)
 
+# Regions of a step.
+LAYERS = "layers"  # the decoder layers
+PROGRAMS = "programs"  # what codetta's operators run in a compiled model
+
 
 class CostRow(Protocol):
     """What a row must say, whoever wrote it (a Plan's cost table has rows of its own class)."""

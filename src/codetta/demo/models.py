@@ -1,7 +1,7 @@
 """The models of the demo: one source, and from it the model of each run.
 
 - stock: the Hugging Face model as it is, run eagerly;
-- CODA: the same parameters under `codetta.nn.Decoder`;
+- CODA: the same model through `codetta.compile`, or its parameters under `codetta.nn.Decoder`;
 - the yardstick: the same model in fp64, against which gradients are measured.
 
 All start from the same fp32 weights, rounded to their own dtype (the yardstick has the rounded
@@ -57,7 +57,11 @@ def pretrained(say: Callable[[str], None] = lambda message: None) -> Source:
 
 
 def small_random(seed: int) -> Source:
-    """A Llama of 0.8 million random parameters whose tokens are bytes."""
+    """A Llama of 1.2 million random parameters whose tokens are bytes.
+
+    Its vocabulary is wide against its hidden size, as in real models, so that its head is compiled
+    as theirs are: as a plain product.
+    """
     transformers = _transformers()
     config = transformers.LlamaConfig(
         hidden_size=192,
@@ -66,7 +70,7 @@ def small_random(seed: int) -> Source:
         num_attention_heads=6,
         num_key_value_heads=2,
         head_dim=32,
-        vocab_size=256,
+        vocab_size=2048,
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=None,

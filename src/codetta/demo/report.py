@@ -1,67 +1,21 @@
-"""What the demo prints, 80 columns wide, and what it saves.
-
-`demo.json` (schema 1) holds everything that is printed and more: `settings`, `model`,
-`environment`, `runs` (losses, seconds, peak_bytes of each), `losses` (deviation and allowance per
-step), `gradients` (one entry per parameter), `kernels` (per side: `watched` and `computed` sums of
-the decoder layers, each distinct kernel with its count; `real_step`, the sums computed for more
-tokens; and the sums of the other regions), `criteria` and `passed`. Numbers that are not finite are
-null.
-"""
+"""What the demo prints, 80 columns wide."""
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from codetta.demo.judge import Criterion, Gradient, LossStep
-from codetta.demo.kernels import ATTENTION, GEMM, MEMORY, CostRow, KernelRow, launches, sums
+from codetta.demo.judge import Gradient
+from codetta.demo.kernels import ATTENTION, GEMM, LAYERS, MEMORY, PROGRAMS, CostRow, sums
+from codetta.demo.record import KernelSide, Result
 from codetta.demo.train import Run
 
 WIDTH = 80
-SCHEMA = 1
-
-
-@dataclass
-class KernelSide:
-    """The kernels of one side (stock or CODA), twice: watched in step 1, computed from formulas."""
-
-    name: str
-    watched: dict[str, list[KernelRow]]  # by region
-    computed: Sequence[CostRow]  # of the region "layers"
-    real_step: Sequence[CostRow]  # computed for a step of more tokens
-    real_step_tokens: tuple[int, int]  # batch, seq
-
-    @property
-    def layers(self) -> list[KernelRow]:
-        return self.watched.get("layers", [])
-
-
-@dataclass
-class Result:
-    """All that the demo found out."""
-
-    settings: dict[str, Any]
-    model: dict[str, Any]
-    environment: dict[str, Any]
-    runs: list[Run]  # CODA's is the last
-    losses: list[LossStep]
-    deviation: str  # what `losses` measure
-    gradients: list[Gradient]
-    kernels: list[KernelSide]
-    criteria: list[Criterion]
-
-    @property
-    def passed(self) -> bool:
-        return all(criterion.passed for criterion in self.criteria)
 
 
 # ----------------------------------------------------------------------------------- printing
@@ -125,17 +79,33 @@ def gradient_table(gradients: Sequence[Gradient]) -> Table:
 
 def kernel_table(sides: Sequence[KernelSide]) -> Table:
     headings = [f"{side.name}\n{how}" for side in sides for how in ("watched", "computed")]
-    table = _table("Kernels of the decoder layers, forward + backward", "", *headings)
-    columns = [sums(rows) for side in sides for rows in (side.layers, side.computed)]
+    table = _table("Kernels of a step, forward + backward", "", *headings)
+    columns = [sums(rows) for side in sides for rows in (side.inside, side.computed)]
     for kind, label in (
         (GEMM, "GEMMs"),
         (MEMORY, "memory-bound kernels"),
         (ATTENTION, "attention kernels"),
     ):
-        table.add_row(label, *(f"{column[kind].kernels:,}" for column in columns))
-        table.add_row("  bytes moved", *(_amount(column[kind].bytes) for column in columns))
-    table.caption = "watched: every operation of step 1; computed: from formulas alone"
+        known = [i % 2 == 0 or kind != ATTENTION or c[kind].kernels for i, c in enumerate(columns)]
+        shown = list(zip(columns, known, strict=True))
+        table.add_row(label, *(f"{c[kind].kernels:,}" if k else "-" for c, k in shown))
+        table.add_row("  bytes moved", *(_amount(c[kind].bytes) if k else "-" for c, k in shown))
+    rest = [side.rest for side in sides]
+    table.add_section()
+    for kind, label in ((GEMM, "rest: GEMMs"), (MEMORY, "rest: memory-bound")):
+        table.add_row(label, *(x for r in rest for x in (f"{r[kind].kernels:,}", "-")))
+        table.add_row("  bytes moved", *(x for r in rest for x in (_amount(r[kind].bytes), "-")))
+    table.caption = "\n".join(
+        (
+            "watched: every operation of step 1; computed: from formulas alone",
+            f"above the line, {'; '.join(f'{side.name}: {_WHAT[side.region]}' for side in sides)}",
+            "rest: the rest of the step, watched only",
+        )
+    )
     return table
+
+
+_WHAT = {LAYERS: "the decoder layers", PROGRAMS: "codetta's programs, and attention"}
 
 
 def speed_table(runs: Sequence[Run]) -> Table:
@@ -150,20 +120,31 @@ def change_table(sides: Sequence[KernelSide]) -> Table:
     """Stock against CODA: kernels and bytes of GEMMs and memory-bound kernels, attention apart."""
     before, after = sides
     table = _table("Before and after", "", "stock", "CODA", "CODA / stock")
-    old, new = sums(before.layers), sums(after.layers)
+    old, new = sums(before.inside), sums(after.inside)
     for kind, label in ((GEMM, "GEMMs"), (MEMORY, "memory-bound kernels")):
         kernels = (old[kind].kernels, new[kind].kernels)
         table.add_row(label, *(f"{count:,}" for count in kernels), _ratio(*kernels))
     batch, seq = before.real_step_tokens
     for label, moved in (
-        ("bytes, this run (watched)", (_bytes(before.layers), _bytes(after.layers))),
+        ("bytes, this run (watched)", (_bytes(before.inside), _bytes(after.inside))),
         (
             f"bytes, {batch} × {seq} tokens (computed)",
             (_bytes(before.real_step), _bytes(after.real_step)),
         ),
     ):
         table.add_row(label, *map(_amount, moved), _ratio(*moved))
-    table.caption = "decoder layers, forward + backward, without attention's own kernels"
+    whole = [sums(r for rows in side.watched.values() for r in rows) for side in sides]
+    for label, counts in (
+        ("whole step: GEMMs", [w[GEMM].kernels for w in whole]),
+        ("whole step: memory-bound kernels", [w[MEMORY].kernels for w in whole]),
+    ):
+        table.add_row(label, *(f"{count:,}" for count in counts), _ratio(*counts))
+    bytes_moved = [w[GEMM].bytes + w[MEMORY].bytes for w in whole]
+    table.add_row("whole step: bytes, this run", *map(_amount, bytes_moved), _ratio(*bytes_moved))
+    table.caption = (
+        "the parts above the line of the last table, then the whole step; forward + backward, "
+        "without attention's own kernels"
+    )
     return table
 
 
@@ -195,74 +176,3 @@ def _relative(error: float, norm: float) -> float:
 
 def _amount(size: int) -> str:
     return f"{size / 1e6:,.1f} MB" if size < 1e10 else f"{size / 1e9:,.1f} GB"
-
-
-# ------------------------------------------------------------------------------------- saving
-def save_json(path: Path, result: Result) -> None:
-    path.write_text(as_json(result), encoding="utf-8")
-
-
-def as_json(result: Result) -> str:
-    return json.dumps(_finite(_as_dict(result)), indent=1, allow_nan=False, ensure_ascii=False)
-
-
-def _as_dict(result: Result) -> dict[str, Any]:
-    return {
-        "schema": SCHEMA,
-        "passed": result.passed,
-        "criteria": [asdict(criterion) for criterion in result.criteria],
-        "settings": result.settings,
-        "model": result.model,
-        "environment": result.environment,
-        "runs": [
-            {
-                "name": run.name,
-                "dtype": str(run.dtype).removeprefix("torch."),
-                "losses": run.losses,
-                "seconds": run.seconds,
-                "seconds_per_step": run.seconds_per_step,
-                "peak_bytes": run.peak_bytes,
-            }
-            for run in result.runs
-        ],
-        "losses": {
-            "deviation": result.deviation,
-            "steps": [asdict(row) | {"passed": row.passed} for row in result.losses],
-        },
-        "gradients": [asdict(row) | {"passed": row.passed} for row in result.gradients],
-        "kernels": [_kernels_as_dict(side) for side in result.kernels],
-    }
-
-
-def _kernels_as_dict(side: KernelSide) -> dict[str, Any]:
-    return {
-        "name": side.name,
-        "watched": _sums_as_dict(side.layers) | {"kernels": _rows_as_dicts(side.layers)},
-        "computed": _sums_as_dict(side.computed) | {"kernels": _rows_as_dicts(side.computed)},
-        "real_step": _sums_as_dict(side.real_step) | {"batch_seq": side.real_step_tokens},
-        "other_regions": {
-            region: _sums_as_dict(rows)
-            for region, rows in side.watched.items()
-            if region != "layers"
-        },
-    }
-
-
-def _sums_as_dict(rows: Iterable[CostRow]) -> dict[str, Any]:
-    return {kind: asdict(total) for kind, total in sums(rows).items()}
-
-
-def _rows_as_dicts(rows: Iterable[CostRow]) -> list[dict[str, Any]]:
-    return [
-        {"kind": kind, "name": name, "bytes": size, "count": count}
-        for (kind, name, size), count in launches(rows).items()
-    ]
-
-
-def _finite(value: Any) -> Any:
-    """`value` with every number that JSON cannot hold replaced by None."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

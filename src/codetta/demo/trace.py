@@ -22,6 +22,12 @@ measured marks itself without importing this module, and a profiler shows the sa
 Attention is recognised where it is called: when `scaled_dot_product_attention` falls apart into
 matrix products and a softmax (as it does for some dtypes and devices), these count as attention
 all the same.
+
+A compiled model. Hooks and function modes would change what Dynamo captures, so a model that was
+compiled has no marked modules: the kernels of its regions are those of the codetta operators, under
+"programs", and everything else is under "other". The trace is off while PyTorch compiles. A whole
+schedule that runs as one operator (`codetta::plan`) is opened and its kernels are seen one by one.
+Triton kernels that Inductor generates do not pass the dispatcher: they are not seen.
 """
 
 from __future__ import annotations
@@ -37,8 +43,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from codetta.demo.kernels import ATTENTION, GEMM, MEMORY, KernelRow
+from codetta.demo.kernels import ATTENTION, GEMM, MEMORY, PROGRAMS, KernelRow
+from codetta.plan.operator import run_plan
 
+_PLAN = "codetta::plan"
 _REGION = "region:"
 _ENTER, _EXIT = "profiler::_record_function_enter_new", "profiler::_record_function_exit"
 
@@ -60,14 +68,16 @@ class KernelTrace(TorchDispatchMode):
 
     Given a model, the trace marks the calls of its modules (`*.layers.<i>` as "layers",
     `*.embed_tokens` as "embedding") while it is entered, and what autograd does to hand a parameter
-    its gradient belongs to the region of the module that owns it.
+    its gradient belongs to the region of the module that owns it. With `compiled` it calls no
+    Python of its own inside the model, and recognises attention by the name of its kernels.
 
     Not to be entered inside a region that was entered before it.
     """
 
-    def __init__(self, model: nn.Module | None = None) -> None:
+    def __init__(self, model: nn.Module | None = None, *, compiled: bool = False) -> None:
         super().__init__()
-        self._modules = _modules_to_mark(model)
+        self._compiled = compiled
+        self._modules = [] if compiled else _modules_to_mark(model)
         self._owners = {id(p): name for m, name in self._modules for p in m.parameters()}
         self._hooks = ExitStack()
         self.kernels: list[KernelRow] = []
@@ -91,10 +101,16 @@ class KernelTrace(TorchDispatchMode):
             found.setdefault(regions[0] if regions else "other", []).append(kernel)
         return found
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Otherwise Dynamo would run a compiled model as it is, uncompiled, under the trace."""
+        return True
+
     def __enter__(self) -> KernelTrace:
         for module, name in self._modules:
             _mark_calls(module, name, self._hooks)
-        self._attention.__enter__()
+        if not self._compiled:
+            self._attention.__enter__()
         super().__enter__()
         return self
 
@@ -105,7 +121,8 @@ class KernelTrace(TorchDispatchMode):
         trace: TracebackType | None,
     ) -> None:
         super().__exit__(kind, value, trace)
-        self._attention.__exit__(kind, value, trace)
+        if not self._compiled:
+            self._attention.__exit__(kind, value, trace)
         self._hooks.close()
 
     def __torch_dispatch__(
@@ -115,8 +132,10 @@ class KernelTrace(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        result = func(*args, **(kwargs or {}))
         label = func._schema.name
+        if label == _PLAN:
+            return self._opened(*args)
+        result = func(*args, **(kwargs or {}))
         if label == _ENTER:
             name = args[0].removeprefix(_REGION) if args[0].startswith(_REGION) else None
             self._open.append((name, _next_number()))
@@ -128,11 +147,20 @@ class KernelTrace(TorchDispatchMode):
             self._record(func, args, kwargs or {}, result)
         return result
 
+    def _opened(self, plan: str, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        super().__enter__()  # a mode is off while it handles an operation
+        try:
+            return run_plan(plan, inputs)
+        finally:
+            super().__exit__(None, None, None)
+
     def _record(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         moved = _bytes_moved(func, args, kwargs, result)
         if not moved:
             return
         regions = self._current_regions()
+        if self._compiled and func.namespace == "codetta":
+            regions = (PROGRAMS,)
         name = func._schema.name.partition("::")[2]
         kind = ATTENTION if "attention" in regions else _kind(name)
         for part, size in moved:

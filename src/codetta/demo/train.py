@@ -49,12 +49,14 @@ def fine_tune(
     steps: int,
     lr: float,
     reference: Mapping[str, torch.Tensor],
+    compiled: bool = False,
     on_step: Callable[[float], None] = lambda loss: None,
 ) -> Run:
     """Trains `model` in place, visiting `batches` in turn; `on_step` is told each loss.
 
     Args:
         loss_of: input_ids (batch, seq) to the scalar loss of `model`.
+        compiled: `loss_of` runs the model through a compiler.
         initial: {parameter name: fp32 weight}, of which the model's are roundings.
         reference: {parameter name: fp64 gradient at step 1}.
     """
@@ -67,7 +69,7 @@ def fine_tune(
         _wait(device)
         start = time.perf_counter()
         if step == 0:
-            with KernelTrace(model) as trace:
+            with KernelTrace(model, compiled=compiled) as trace:
                 loss = loss_of(input_ids)
                 loss.backward()
             run.kernels = trace.regions()

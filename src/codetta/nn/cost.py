@@ -1,8 +1,9 @@
-"""Kernels and bytes of a Decoder's layers, forward and backward, from its Plans alone.
+"""Kernels and bytes of a training step, forward and backward, from Plans alone.
 
-The Plans count themselves; beside them stand attention's two kernels (flash attention: q, k, v and
-the output with its log-sum-exp) and what PyTorch adds between the Plans: one copy per layer that
-joins the gradients of q, k and v, and for 16-bit q and k norms the rounding of their gradients.
+The Plans count themselves. In a Decoder's layers there are beside them attention's two kernels
+(flash attention: q, k, v and the output with its log-sum-exp) and what PyTorch adds between the
+Plans: one copy per layer that joins the gradients of q, k and v, and for 16-bit q and k norms the
+rounding of their gradients.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from codetta.nn.block import ENTRY, EXIT, MIDDLE, Spec
-from codetta.plan import Cost, Schedule, cost_table
+from codetta.nn.block import BACKWARD, ENTRY, EXIT, MIDDLE, Spec, compiled
+from codetta.plan import Cost, Plan, Schedule, cost_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,6 +39,24 @@ def layers_cost(
             rows += [replace(row, count=count) for row in table]
     between = [*attention_cost(spec, tokens, dtype), *_rounding_cost(spec, dtype)]
     return rows + [replace(row, count=layers * row.count) for row in between]
+
+
+def plan_cost(
+    plan: Plan, wrt: tuple[str, ...], *, tokens: int, dtype: torch.dtype, positions: int
+) -> list[Cost]:
+    """Rows of the kernels that :func:`codetta.nn.function.apply_plan` launches for a Plan.
+
+    Args:
+        plan: optimized.
+        wrt: inputs that get a gradient; every output receives one.
+        positions: rows of the rotary tables.
+    """
+    parts = compiled(plan, wrt, tuple(o.name for o in plan.outputs), BACKWARD)
+    rows: list[Cost] = []
+    for schedule in (parts.forward, parts.backward):
+        if schedule is not None:
+            rows += cost_table(schedule, tokens=tokens, dtype=dtype, positions=positions)
+    return rows
 
 
 def attention_cost(spec: Spec, tokens: int, dtype: torch.dtype) -> list[Cost]:
