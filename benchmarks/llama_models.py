@@ -1,0 +1,249 @@
+"""Who is measured in llama.py: a Hugging Face model, trained as is or through each contender.
+
+All contenders of a case share one set of parameters. Each has its own modules around them, so that
+what one changes (an attention implementation, patched methods) the others do not see.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+#: Name under which attention with a causal fast path is registered in transformers.
+CAUSAL = "causal_fast_path"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model and the tokens of a step.
+
+    Attributes:
+        kind: 'llama' or 'qwen3'.
+        sizes: of the transformers configuration.
+        batch, seq: sequences per step, tokens per sequence.
+    """
+
+    name: str
+    kind: str
+    sizes: dict[str, Any]
+    batch: int = 2
+    seq: int = 8192
+
+
+def _sizes(
+    hidden: int, mlp: int, layers: int, heads: int, kv: int, head: int, vocab: int, tied: bool
+) -> dict[str, Any]:
+    return {
+        "hidden_size": hidden, "intermediate_size": mlp, "num_hidden_layers": layers,
+        "num_attention_heads": heads, "num_key_value_heads": kv, "head_dim": head,
+        "vocab_size": vocab, "tie_word_embeddings": tied,
+    }  # fmt: skip
+
+
+CASES = {
+    c.name: c
+    for c in (
+        Case("llama-1b", "llama", _sizes(2048, 8192, 16, 32, 8, 64, 128256, True)),
+        Case("qwen3-0.6b", "qwen3", _sizes(1024, 3072, 28, 16, 8, 128, 151936, True)),
+        Case("llama-8b-4", "llama", _sizes(4096, 14336, 4, 32, 8, 128, 128256, False)),
+        Case("tiny", "llama", _sizes(64, 96, 2, 4, 2, 16, 640, True), batch=2, seq=16),
+        Case("tiny-qwen3", "qwen3", _sizes(64, 96, 2, 4, 2, 16, 640, True), batch=2, seq=16),
+    )
+}
+
+
+def build(case: Case, dtype: torch.dtype, device: str) -> Any:
+    """The model with random weights of ``dtype``; rotary frequencies stay in fp32."""
+    import transformers
+
+    made = {
+        "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
+        "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
+    }
+    config_of, model_of = made[case.kind]
+    config = config_of(**case.sizes, max_position_embeddings=case.seq)
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = model_of(config)
+    for p in model.parameters():
+        p.data = p.data.to(dtype)
+    return model.train()
+
+
+def sharing(model: Any) -> Any:
+    """The modules anew around the same parameters."""
+    return copy.deepcopy(model, {id(p): p for p in model.parameters()})
+
+
+# -------------------------------------------------------------------------------- contenders
+@dataclass
+class Contender:
+    """Forward passes of one contender.
+
+    Attributes:
+        loss: input_ids to the mean next-token loss.
+        hidden: input_ids to the decoder's last hidden states, without the head.
+        rewriting: seconds that CODA's rewriter took so far, one entry per graph.
+    """
+
+    loss: Callable[[Tensor], Tensor]
+    hidden: Callable[[Tensor], Tensor]
+    rewriting: list[float] = field(default_factory=list)
+
+
+def _of(model: Any, wrap: Callable[[Any], Any], use_cache: bool) -> Contender:
+    whole, decoder = wrap(model), wrap(model.model)
+    return Contender(
+        lambda ids: whole(input_ids=ids, labels=ids, use_cache=use_cache).loss,
+        lambda ids: decoder(input_ids=ids, use_cache=use_cache).last_hidden_state,
+    )
+
+
+def _rest() -> str:
+    """Without a GPU nothing generates code: the scripts are tested, not the speed."""
+    return "inductor" if torch.cuda.is_available() else "aot_eager"
+
+
+def _compiler(model: Any) -> Any:
+    return torch.compile(model, backend=_rest(), dynamic=False)
+
+
+def eager(model: Any) -> Contender:
+    return _of(sharing(model), lambda m: m, use_cache=False)
+
+
+def compiled(model: Any) -> Contender:
+    return _of(sharing(model), _compiler, use_cache=False)
+
+
+def compiled_with_cache(model: Any) -> Contender:
+    """transformers' default: keys and values of every layer are outputs of the graph."""
+    return _of(sharing(model), _compiler, use_cache=True)
+
+
+def compiled_causal(model: Any) -> Contender:
+    return _of(_with_causal_attention(sharing(model)), _compiler, use_cache=False)
+
+
+def liger(model: Any) -> Contender:
+    return _of(_with_liger(sharing(model)), lambda m: m, use_cache=False)
+
+
+def liger_compiled(model: Any) -> Contender:
+    twin = _with_causal_attention(_with_liger(sharing(model)))
+    return _of(twin, _compiler, use_cache=False)
+
+
+def coda(model: Any) -> Contender:
+    from unittest import mock
+
+    from codetta.capture import backend
+
+    rewriting: list[float] = []
+    rewrite = backend.rewrite
+
+    def timed(*arguments: Any, **options: Any) -> Any:
+        begun = time.perf_counter()
+        try:
+            return rewrite(*arguments, **options)
+        finally:
+            rewriting.append(time.perf_counter() - begun)
+
+    def observed(forward: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        def run(ids: Tensor) -> Tensor:
+            with mock.patch.object(backend, "rewrite", timed):
+                return forward(ids)
+
+        return run
+
+    made = _of(sharing(model), _coda_compiler, use_cache=False)
+    return Contender(observed(made.loss), observed(made.hidden), rewriting)
+
+
+def _coda_compiler(model: Any) -> Any:
+    import codetta
+
+    return codetta.compile(model, dynamic=False)
+
+
+CONTENDERS: dict[str, Callable[[Any], Contender]] = {
+    "eager": eager,
+    "torch.compile": compiled,
+    "torch.compile, use_cache": compiled_with_cache,
+    "torch.compile, causal": compiled_causal,
+    "Liger": liger,
+    "Liger + torch.compile, causal": liger_compiled,
+    "CODA": coda,
+}
+
+
+# ------------------------------------------------------------------------------ modifications
+def _with_causal_attention(model: Any) -> Any:
+    """Attention as one would write it by hand: no mask is built, SDPA is told that it is causal."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(CAUSAL, _causal_attention)
+    model.config._attn_implementation = CAUSAL
+    return model
+
+
+def _causal_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **ignored: Any,
+) -> tuple[Tensor, None]:
+    assert attention_mask is None and dropout == 0.0
+    out = nn.functional.scaled_dot_product_attention(
+        query, key, value, is_causal=True, scale=scaling, enable_gqa=True
+    )
+    return out.transpose(1, 2).contiguous(), None
+
+
+def _with_liger(model: Any) -> Any:
+    """Liger's kernels in this instance alone.
+
+    Liger also exchanges names in the module that defines the model: these are put back, and the
+    rotation, which is looked up there, goes into this instance's own attention forward.
+    """
+    from liger_kernel import transformers as kernels
+    from liger_kernel.transformers.rope import liger_rotary_pos_emb
+
+    kind = model.config.model_type
+    home = inspect.getmodule(type(model))
+    assert home is not None
+    before = dict(vars(home))
+    getattr(kernels, f"apply_liger_kernel_to_{kind}")(model=model)
+    vars(home).update(before)
+    for layer in model.model.layers:
+        forward = inspect.unwrap(type(layer.self_attn).forward)
+        layer.self_attn.forward = MethodType(
+            with_global(forward, "apply_rotary_pos_emb", liger_rotary_pos_emb), layer.self_attn
+        )
+    return model
+
+
+def with_global(function: FunctionType, name: str, value: Any) -> FunctionType:
+    """The function reading ``value`` where it reads the global ``name``."""
+    assert name in function.__globals__, name
+    made = FunctionType(
+        function.__code__,
+        {**function.__globals__, name: value},
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    made.__kwdefaults__ = function.__kwdefaults__
+    return made

@@ -1,0 +1,108 @@
+"""benchmarks/llama.py: every contender trains the model, and a run leaves a resumable record."""
+
+import json
+
+import llama
+import llama_models
+import pytest
+import torch
+from llama_models import CASES, CONTENDERS, build, sharing, with_global
+from measure import Budget, relative
+
+pytest.importorskip("transformers")
+
+TINY = CASES["tiny"]
+ON_ANY_MACHINE = [n for n in CONTENDERS if "Liger" not in n and n != "eager"]
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled():
+    torch._dynamo.reset()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", llama.PARTS)
+@pytest.mark.parametrize("case", llama.TESTS)
+def test_contenders_have_the_output_and_gradients_of_eager(case, part):
+    found = llama.measure(CASES[case], part, ON_ANY_MACHINE, 1, 1, Budget(600))
+    assert found["failed"] == {}
+    differences = found["relative_difference_to_eager"]
+    assert set(differences) == set(ON_ANY_MACHINE)
+    assert max(max(d.values()) for d in differences.values()) < 2e-5
+    assert found["rewriter_s"]["CODA"] > 0
+
+
+def test_wrong_contender_is_seen_in_the_difference_to_eager():
+    def spoiled(model):
+        made = CONTENDERS["eager"](model)
+        return llama.Contender(lambda ids: 1.001 * made.loss(ids), made.hidden)
+
+    contenders = {**CONTENDERS, "spoiled": spoiled}
+    found = llama.measure(TINY, "step", ["spoiled"], 1, 1, Budget(60), contenders)
+    assert min(found["relative_difference_to_eager"]["spoiled"].values()) > 5e-4
+
+
+def test_contender_that_fails_costs_itself_only():
+    def broken(model):
+        raise RuntimeError("no such kernel")
+
+    contenders = {**CONTENDERS, "broken": broken}
+    found = llama.measure(TINY, "decoder", ["broken", "eager"], 2, 1, Budget(60), contenders)
+    assert found["failed"] == {"broken": "RuntimeError: no such kernel"}
+    assert list(found["times_ms"]) == ["eager"]
+    assert "broken: failed" in llama.table(found)
+
+
+def test_contenders_share_parameters_but_no_modules():
+    model = build(TINY, torch.float32, "cpu")
+    twin = llama_models._with_causal_attention(sharing(model))
+    assert all(p is q for p, q in zip(model.parameters(), twin.parameters(), strict=True))
+    assert twin.lm_head.weight is twin.model.embed_tokens.weight
+    assert model.config._attn_implementation == "sdpa"
+    assert twin.model.layers[0].self_attn.config._attn_implementation == llama_models.CAUSAL
+    assert twin.model.layers[0].mlp is not model.model.layers[0].mlp
+
+
+def _reads_a_global():
+    return TINY
+
+
+def test_a_global_is_exchanged_for_one_function_only():
+    assert with_global(_reads_a_global, "TINY", 1)() == 1
+    assert _reads_a_global() is TINY
+
+
+def test_step_leaves_gradients_of_one_step():
+    step = llama.Step(TINY, "decoder")
+    run = step.of(CONTENDERS["eager"](step.model))
+    run()
+    once = step.gradients()
+    run()
+    assert max(relative(g, once[n]) for n, g in step.gradients().items()) < 1e-6
+    assert all(g.abs().max() > 0 for g in once.values())
+
+
+def test_run_writes_one_file_per_part_and_resumes(tmp_path, capsys):
+    flags = ["--out", str(tmp_path), "--case", "tiny", "--part", "step", "--rounds", "6"]
+    llama.main([*flags, "--contender", "eager", "--contender", "CODA"])
+    file = tmp_path / "llama_tiny_step.json"
+    record = json.loads(file.read_text())
+    assert len(record["times_ms"]["CODA"]) == record["rounds"] == 6
+    assert record["first_step_s"]["CODA"] > record["rewriter_s"]["CODA"] > 0
+    middle, low, high = llama.summary(record)["eager"]["speedup"]
+    assert low <= middle <= high
+    before = file.stat().st_mtime_ns
+    llama.main(flags)
+    assert file.stat().st_mtime_ns == before
+    assert "ms / CODA's" in capsys.readouterr().out
+
+
+def test_a_part_is_not_begun_without_time(tmp_path, capsys):
+    llama.main(["--out", str(tmp_path), "--tiny", "--budget", "-1"])
+    assert "not begun" in capsys.readouterr().out and not list(tmp_path.iterdir())
+
+
+def test_the_first_step_is_timed_with_the_rewriter_in_it():
+    found = llama.first_step(TINY, "CODA")
+    assert found["first_step_s"] > found["rewriter_s"] > 0
+    assert found["first_step_s"] > found["second_step_s"]
