@@ -42,6 +42,11 @@ class Compiler:
         ``stores`` and ``loads`` count the STL and LDL instructions that spilled registers cause.
         """
         found = self._ask(job) | {"packed": job.vectorize}
+        if "error" in found and self.environment.get("QUACK_ARCH") == "90":
+            # After many kernels the compiler fails where a fresh one does not; Hopper has no
+            # vectorizer to do without.
+            self.close()
+            found = self._ask(job) | {"packed": job.vectorize}
         if "error" in found and job.vectorize:
             again = self._ask(replace(job, vectorize=False))
             found = found if "error" in again else again | {"packed": False}
