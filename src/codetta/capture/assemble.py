@@ -14,11 +14,10 @@ from codetta.capture.forms import product, same
 from codetta.capture.join import IS_ROTATED, Joined, join
 from codetta.capture.regions import Region, Regions, depends, region_builder
 from codetta.capture.scores import scores_only
-from codetta.errors import CodettaError
 from codetta.language.types import Kind
 from codetta.language.values import Value
-from codetta.nn.block import BACKWARD, HALVES, compiled
-from codetta.plan.plan import Input, Plan, PlanBuilder
+from codetta.nn.block import HALVES
+from codetta.plan.plan import Input, PlanBuilder
 
 _KINDS = {Kind.TILE: "tile", Kind.COL: "col"}
 
@@ -261,9 +260,5 @@ def _named(dtypes: set[torch.dtype]) -> str:
 
 def _check(call: RegionCall) -> None:
     """Its Plan has schedules, forward and backward."""
-    try:
-        plan: Plan = call.shared_plan(HALVES)
-        names = tuple(i.name for i in plan.inputs if i.type.kind is not Kind.ROTARY)
-        compiled(plan, names, tuple(o.name for o in plan.outputs), BACKWARD)
-    except CodettaError as error:
-        raise LeftAlone(str(error).splitlines()[0]) from error
+    if (reason := call.fault(HALVES)) is not None:
+        raise LeftAlone(reason)

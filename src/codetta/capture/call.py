@@ -14,7 +14,7 @@ from torch import Tensor
 from codetta.backends.select import backend_for
 from codetta.capture.forms import Form, product
 from codetta.capture.join import IS_ROTATED
-from codetta.capture.sharing import numbered, optimized, renamed, shared
+from codetta.capture.sharing import fault, numbered, optimized, renamed, shared
 from codetta.nn.block import ADJACENT, BACKWARD, HALVES
 from codetta.nn.function import apply_plan
 from codetta.plan import Plan
@@ -87,6 +87,14 @@ class RegionCall:
         """The Plan after the algebra, for a pair layout: one for all regions like this one."""
         return optimized(self._shared, pairs)
 
+    def fault(self, pairs: str) -> str | None:
+        """Why it cannot run in a pair layout, or None."""
+        return fault(self._shared, pairs)
+
+    def layout(self, fused: bool) -> str:
+        """Adjacent pairs where the fused backend runs, if the Plan has schedules for them."""
+        return ADJACENT if fused and self.fault(ADJACENT) is None else HALVES
+
     def plan(self, pairs: str) -> Plan:
         """The same with the graph's own names."""
         own = {theirs: mine for mine, theirs in self.shared_names.items()}
@@ -104,7 +112,7 @@ class RegionCall:
         if self.mask is not None:
             on, columns = self.mask
             named[IS_ROTATED] = torch.cat((x.new_ones(on), x.new_zeros(columns - on)))
-        plan = self.shared_plan(ADJACENT if backend_for(x).name == "cuda" else HALVES)
+        plan = self.shared_plan(self.layout(backend_for(x).name == "cuda"))
         with _no_autocast(x.device.type):
             found = apply_plan(plan, {i.name: named[i.name] for i in plan.inputs}, BACKWARD)
         cut = _cut(self.made, found)

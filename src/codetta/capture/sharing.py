@@ -12,8 +12,10 @@ from dataclasses import replace
 from functools import lru_cache
 
 from codetta.capture.join import IS_ROTATED
+from codetta.errors import CodettaError
+from codetta.language.types import Kind
 from codetta.language.values import Node
-from codetta.nn.block import ADJACENT
+from codetta.nn.block import ADJACENT, BACKWARD, compiled
 from codetta.plan.plan import Input, Plan, PlanOutput, make_plan
 from codetta.plan.rules import layernorm_commutes, r6_shared_operand, r9_adjacent_pairs
 
@@ -38,6 +40,18 @@ def optimized(plan: Plan, pairs: str) -> Plan:
     plan = r6_shared_operand(plan, pairs=pairs)
     plan = layernorm_commutes(plan)
     return r9_adjacent_pairs(plan) if pairs == ADJACENT else plan
+
+
+@lru_cache(maxsize=256)
+def fault(plan: Plan, pairs: str) -> str | None:
+    """Why the Plan has no schedules, forward and backward, in a pair layout; None if it has."""
+    try:
+        made = optimized(plan, pairs)
+        names = tuple(i.name for i in made.inputs if i.type.kind is not Kind.ROTARY)
+        compiled(made, names, tuple(o.name for o in made.outputs), BACKWARD)
+    except CodettaError as error:
+        return str(error).splitlines()[0]
+    return None
 
 
 def renamed(plan: Plan, names: Mapping[str, str], title: str, sort: bool = False) -> Plan:

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from codetta.capture.call import RegionCall
-from codetta.errors import CodettaError
 from codetta.explanation.facts import BACKWARD, FORWARD, GEMM, MEMORY, KernelFact
 from codetta.language.types import Kind
-from codetta.nn.block import ADJACENT, HALVES, Compiled, compiled
+from codetta.nn.block import HALVES, Compiled, compiled
 from codetta.plan import Plan
 from codetta.plan.cost import cost_table
 from codetta.plan.grouping import VIEW
@@ -76,15 +75,9 @@ def key_of(call: RegionCall, sizes: Sizes) -> str:
 
 
 def _compiled(call: RegionCall, sizes: Sizes) -> tuple[Plan, Compiled]:
-    """With adjacent pairs, as on a GPU, if it has schedules for them."""
+    """In the pair layout of a GPU."""
     wanted = {call.shared_names[n] for n in sizes.wanted}
-    try:
-        return _schedules(call.shared_plan(ADJACENT), wanted)
-    except CodettaError:
-        return _schedules(call.shared_plan(HALVES), wanted)
-
-
-def _schedules(plan: Plan, wanted: set[str]) -> tuple[Plan, Compiled]:
+    plan = call.shared_plan(call.layout(fused=True))
     names = tuple(i.name for i in plan.inputs if i.name in wanted)
     return plan, compiled(plan, names, tuple(o.name for o in plan.outputs))
 
