@@ -2,9 +2,9 @@
 
     QUACK_ARCH=90 CUTE_DSL_ARCH=sm_90a QUACK_CACHE_DIR=empty python tests/cuda/compile_kernels.py
 
-Reads jobs, one JSON object a line (the fields of :class:`kernels.Job`), and answers each with one
-line: what the kernel's object file says, or {"error"}. QuACK compiles for the architecture in its
-environment and asks the driver only for launch metadata, which is answered here instead. The
+Reads jobs, one JSON object a line (the fields of :class:`kernel_jobs.Job`), and answers each with
+one line: what the kernel's object file says, or {"error"}. QuACK compiles for the architecture in
+its environment and asks the driver only for launch metadata, which is answered here instead. The
 compiler may also end the process; :mod:`compiler` starts it again.
 """
 
@@ -18,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from object_file import disassembly
+from codetta.tuning.statics import disassembly
 
 #: What the mainloop of each architecture multiplies with.
 TENSOR_OPS = r"\b(?:HGMMA|QGMMA|UTCHMMA|UTCQMMA)\b"

@@ -20,7 +20,7 @@ def spills(file: Path) -> int:
 
 
 def disassembly(file: Path) -> str:
-    """Machine code of the GPU programs inside an object file."""
+    """Machine code of the GPU programs inside an object file; ValueError if there is none."""
     code = []
     for image in gpu_images(file.read_bytes()):
         with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
@@ -29,6 +29,8 @@ def disassembly(file: Path) -> str:
             command = [disassembler(), "-c", cubin.name]
             done = subprocess.run(command, capture_output=True, text=True, check=True)
             code.append(done.stdout)
+    if not code:
+        raise ValueError(f"no GPU program in {file}")
     return "\n".join(code)
 
 
