@@ -31,7 +31,7 @@ class Compiler:
         self, sm: str, folder: Path, worker: Path = WORKER, patience_s: float = PATIENCE_S
     ) -> None:
         self.worker, self.patience_s = worker, patience_s
-        self.environment = os.environ | environment(sm, str(folder / "cache"))
+        self.sm, self.folder = sm, folder
         self.log = folder / "stderr.txt"
         self.process: subprocess.Popen[str] | None = None
         self.starts = 0
@@ -42,11 +42,11 @@ class Compiler:
         ``stores`` and ``loads`` count the STL and LDL instructions that spilled registers cause.
         """
         found = self._ask(job) | {"packed": job.vectorize}
-        if "error" in found and self.environment.get("QUACK_ARCH") == "90":
+        if "error" in found and self.sm == "90":
             # After many kernels the compiler fails where a fresh one does not; Hopper has no
             # vectorizer to do without.
             self.close()
-            found = self._ask(job) | {"packed": job.vectorize}
+            return self._ask(job) | {"packed": job.vectorize, "retried": found["error"]}
         if "error" in found and job.vectorize:
             again = self._ask(replace(job, vectorize=False))
             found = found if "error" in again else again | {"packed": False}
@@ -82,13 +82,16 @@ class Compiler:
 
     def _start(self) -> subprocess.Popen[str]:
         self.starts += 1
+        # An empty cache for each process: a worker that failed may have left the object behind,
+        # which the next would then not compile and could not find as new.
+        cache = environment(self.sm, str(self.folder / f"cache{self.starts}"))
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
                 [sys.executable, str(self.worker)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env=self.environment,
+                env=os.environ | cache,
                 text=True,
             )
         return self.process

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import warnings
 
 import pytest
 from compiler import Compiler, environment
@@ -66,8 +67,10 @@ def fault(made: dict, target: str, *, stores: int = 0, loads: int = 0, stages: i
 def test_a_kernel_for_hopper_neither_spills_nor_starves(hopper, name):
     made = hopper.compile(HOPPER[name])
     assert fault(made, "sm_90a", **EXPECTED_HOPPER.get(name, {})) is None, made
-    assert made["packed"]
-    assert made["predicted_stages"] == made["stages"]
+    assert made["packed"], made
+    assert made["predicted_stages"] == made["stages"], made
+    if "retried" in made:
+        warnings.warn(f"compiled by a fresh process only: {made['retried']}", stacklevel=1)
 
 
 RAGGED = [("row_scale_lse_target", "n"), ("layernorm_statistics", "n"), ("rms_link_wgrad", "m")]
