@@ -68,7 +68,8 @@ def library(sm: str) -> dict[str, Job]:
         if explain(program, operand) is None:
             lowered = lower(program, operand)
             config = _blackwell(lowered) if sm == "100" else choose(lowered, m, n, k, layout)
-            key = (lowered.source, layout, replace(config, provenance=""))
+            # The raster order is an argument of the kernel, not part of it.
+            key = (lowered.source, layout, replace(config, provenance="", max_swizzle=0))
             given = astuple(config) if sm == "100" else None
             found.setdefault(key, (name, Job(program.text, m, n, k, layout, dtype, given)))
     return dict(found.values())
