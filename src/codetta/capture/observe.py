@@ -102,8 +102,13 @@ def observe(module: fx.GraphModule, inputs: list[Any]) -> Observed:
             x = meta if getattr(meta, "fake_mode", None) is mode else mode.from_tensor(x)
         given[n] = x
     observer = _Observer(module, given)
-    with mode, torch.no_grad():  # so that autograd's own calls are not seen
-        observer.run(*given.values(), enable_io_processing=False)
+    cached = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)  # a weight's cast from the cache would not be seen
+    try:
+        with mode, torch.no_grad():  # so that autograd's own calls are not seen
+            observer.run(*given.values(), enable_io_processing=False)
+    finally:
+        torch.set_autocast_cache_enabled(cached)
     return observer.found
 
 
