@@ -94,7 +94,8 @@ def arrays(program, job: dict):
     for o in program.operands:
         cols = int(n * o.width)
         if o.kind is Kind.TILE:
-            operands.append(empty(m, cols, dtype=operand_storage(dtype)))
+            loaded = torch.float32 if job["wide"] else operand_storage(dtype)
+            operands.append(empty(m, cols, dtype=loaded))
         elif o.kind is Kind.INDEX:
             operands.append(empty(m, 1, dtype=torch.int64))
         elif o.kind is Kind.ROTARY:

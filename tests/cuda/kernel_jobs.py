@@ -18,6 +18,7 @@ from codetta.backends.cuda.configs import Configuration, choose
 from codetta.backends.cuda.forms import MAINLOOP, Lowered
 from codetta.backends.cuda.launch import explain
 from codetta.backends.cuda.lowering import lower
+from codetta.language import Col, Row, Tile, epilogue, rowsum, store
 from codetta.language.program import Program
 from codetta.nn import block
 from codetta.plan import Schedule
@@ -42,6 +43,7 @@ class Job:
         vectorize: see :func:`codetta.backends.cuda.lowering.lower`.
         dtype_b: of b where it is not a's.
         fp8: how fp8 products accumulate, see :class:`codetta.fp8_accumulation`.
+        wide: matrices that the epilogue loads are fp32.
     """
 
     text: str
@@ -54,6 +56,7 @@ class Job:
     vectorize: bool = True
     dtype_b: str = ""
     fp8: str = "fast"
+    wide: bool = False
 
 
 def library(sm: str) -> dict[str, Job]:
@@ -80,6 +83,25 @@ def job(name: str, **changes) -> Job:
     program, layout, dtype = next((p, x, d) for n, p, _, x, d in _catalog() if n == name)
     sizes = {"m": 1024, "n": _columns(program, 1536), "k": 512}
     return Job(program.text, **({**sizes, "layout": layout, "dtype": dtype} | changes))
+
+
+def under_autocast() -> dict[str, Job]:
+    """A residual stream and its gradient in fp32, stored once more in bf16 for the next product."""
+
+    @epilogue
+    def residual(acc, stream: Tile):
+        x = acc + stream
+        return {"x": store(x, "fp32"), "narrow": x, "ssq": rowsum(x * x)}
+
+    @epilogue
+    def dgrad(acc, gamma: Row, stream: Tile, grad: Tile, c: Col):
+        d = acc * gamma + grad - stream * c
+        return {"d": store(d, "fp32"), "narrow": d}
+
+    shapes = {residual: ("nt", 2048), dgrad: ("nn", 4096)}
+    return {
+        p.name: Job(p.text, TOKENS, n, n, layout, wide=True) for p, (layout, n) in shapes.items()
+    }
 
 
 def _blackwell(lowered: Lowered) -> Configuration:

@@ -14,7 +14,7 @@ import warnings
 
 import pytest
 from compiler import Compiler, environment
-from kernel_jobs import job, library
+from kernel_jobs import job, library, under_autocast
 
 from codetta.backends.cuda.available import missing_package
 
@@ -71,6 +71,13 @@ def test_a_kernel_for_hopper_neither_spills_nor_starves(hopper, name):
     assert made["predicted_stages"] == made["stages"], made
     if "retried" in made:  # nothing of ours, but it should not become a habit
         warnings.warn(f"compiled by a fresh process only: {made['retried']}", stacklevel=1)
+
+
+@on_hopper
+@pytest.mark.parametrize("name", under_autocast())
+def test_an_fp32_residual_stream_neither_spills_nor_starves(hopper, name):
+    made = hopper.compile(under_autocast()[name])
+    assert fault(made, "sm_90a", **EXPECTED_HOPPER.get(name, {})) is None, made
 
 
 RAGGED = [("row_scale_lse_target", "n"), ("layernorm_statistics", "n"), ("rms_link_wgrad", "m")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -12,13 +13,22 @@ from torch import fx
 from codetta.capture.call import Given, Made, RegionCall
 from codetta.capture.forms import product, same
 from codetta.capture.join import IS_ROTATED, Joined, join
+from codetta.capture.observe import tensors_in
 from codetta.capture.regions import Region, Regions, depends, region_builder
 from codetta.capture.scores import scores_only
+from codetta.language.functions import round_to
 from codetta.language.types import Kind
 from codetta.language.values import Value
 from codetta.nn.block import HALVES
 from codetta.plan.plan import Input, PlanBuilder
 
+_CAST = torch.ops.aten._to_copy.default
+#: They compute nothing: what reads their result reads the same numbers.
+_MOVES = frozenset(
+    getattr(torch.ops.aten, name).default
+    for name in ("expand", "view", "_unsafe_view", "unsqueeze", "permute", "clone", "alias")
+) | {torch.ops.aten.transpose.int, torch.ops.aten.slice.Tensor}
+_NARROW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _KINDS = {Kind.TILE: "tile", Kind.COL: "col"}
 
 
@@ -48,7 +58,7 @@ class Assembly:
             raise LeftAlone("it contains no contraction with a weight")
         builder, done = region_builder(
             self.regions.nodes, self.region, self.regions.lens.leaves, f"region_{self.index}",
-            {i: f"in_{node.name}" for i, node in self.crossing.items()},
+            {i: f"in_{node.name}" for i, node in self.crossing.items()}, self._wide(), self.narrow,
         )  # fmt: skip
         made, mask = self._outputs(builder, done)
         if not made:
@@ -150,21 +160,90 @@ class Assembly:
     def _check_dtypes(self, given: list[Given]) -> None:
         """Operands of one dtype; all else in that dtype, or in the one that programs compute in."""
         found = {self._value(g).dtype for g in given if g.kind in ("tile", "weight")}
-        if len(found) > 1:
+        if len(found) > 1 and not self.narrow:
             raise LeftAlone(f"its matrices are of several dtypes: {_named(found)}")
-        (operand,) = found
+        operand = _NARROW[self.narrow] if self.narrow else found.pop()
         wide = torch.promote_types(torch.float32, operand)
         lifted = self.regions.reading.lifted
         for node, form in lifted.items():
             dtype = self._seen(node).dtype
             if form.value.id in self.inside and dtype not in (operand, wide):
                 raise LeftAlone(f"it computes in {dtype} between matrices of {operand}")
-        for node in self.results:
+        for node in () if self.narrow else self.results:
             dtype = self._seen(node).dtype
             value = lifted[node].value
             exact = value.type.kind is not Kind.TILE or value.node.op in ("round_to", "operand")
             if not exact and dtype.itemsize > operand.itemsize:
                 raise LeftAlone(f"a result is kept in {dtype}, its matrices are {operand}")
+
+    @cached_property
+    def narrow(self) -> str:
+        """The dtype of its products where other matrices are kept in fp32, as under autocast.
+
+        "" where there is one dtype, or where a check of dtypes will say what is wrong.
+        """
+        multiplied = self.regions.lens.multiplied
+        products = {multiplied.get(i) for i in self.inside if self.regions.nodes[i].op == "mm"}
+        found = set(self._matrices().values())
+        for name, dtype in _NARROW.items():
+            if products == {dtype} and found <= {dtype, torch.float32} and found != {dtype}:
+                return name
+        return ""
+
+    def _matrices(self) -> dict[int, torch.dtype]:
+        """Dtypes of the matrices it reads, by value."""
+        found = {i: self._seen(node).dtype for i, node in self.crossing.items()}
+        for i in self._read():
+            node = self.regions.nodes[i]
+            if node.op == "operand" and i not in found:
+                leaf = self.regions.lens.leaves[node.attr("name")]
+                if leaf.kind in ("tile", "weight"):
+                    found[i] = self._seen(leaf.node).dtype
+        nodes = self.regions.nodes
+        return {i: d for i, d in found.items() if nodes[i].type.kind is Kind.TILE}
+
+    def _read(self) -> set[int]:
+        return {a for i in self.inside for a in self.regions.nodes[i].args} | self.inside
+
+    def _wide(self) -> set[int]:
+        """What is kept in fp32 among products of a narrower dtype: inputs, and sums read twice."""
+        if not self.narrow:
+            return set()
+        found = {i for i, dtype in self._matrices().items() if dtype is torch.float32}
+        nodes, inside = self.regions.nodes, self.inside
+        readers = Counter(a for i in inside for a in dict.fromkeys(nodes[i].args))
+        for node, form in self.regions.reading.lifted.items():
+            i = form.value.id
+            sums = i in inside and nodes[i].op in ("add", "sub")
+            tile = sums and nodes[i].type.kind is Kind.TILE
+            kept = readers[i] + (i in self.region.outputs) > 1
+            if tile and kept and self._seen(node).dtype is torch.float32:
+                found.add(i)
+        return found
+
+    def _kept_wide(self, nodes: list[fx.Node]) -> bool:
+        """Whether a result must be fp32: the graph says so, and does not narrow it at once."""
+        if not self.narrow:
+            return False
+        return any(
+            self._seen(n).dtype is torch.float32 and not self._narrowed_at_once(n) for n in nodes
+        )
+
+    def _narrowed_at_once(self, node: fx.Node) -> bool:
+        """Every reader outside casts it down before it computes, as autocast's attention does."""
+        seen = self.regions.lens.seen
+        x = seen.values[node]
+        for user in filter(self._outside, node.users):
+            calls = seen.calls.get(user) or ()
+            given = ((c, tensors_in([*c.args, *c.kwargs.values()])) for c in calls)
+            reading = [c for c, read in given if any(t is x for t in read)]
+            cast = all(
+                c.op is _CAST and c.result.dtype.itemsize < x.dtype.itemsize for c in reading
+            )
+            moved = all(c.op in _MOVES for c in calls)
+            if not reading or not (cast or (moved and self._narrowed_at_once(user))):
+                return False
+        return True
 
     # ---- what it gives
     def _outputs(
@@ -173,23 +252,28 @@ class Assembly:
         stored: dict[int, Value] = {}
         nodes: dict[int, list[fx.Node]] = {}
         for i in self.region.outputs:
-            value = _unrounded(done[i])  # a store rounds anyway
+            value, read = _unrounded(done[i]), self._readers(i)  # a store rounds anyway
             stored[value.id] = value
-            nodes.setdefault(value.id, []).extend(self._readers(i))
+            nodes.setdefault(value.id, []).extend(read)
         scores = {i for i, found in nodes.items() if scores_only(found)}
         joined = join(builder, list(stored.values()), scores)
         made: list[Made] = []
         for count, j in enumerate(joined):
-            builder.output(f"joined_{count}", j.value, scores_only=j.scores_only)
+            parts = [n for i in j.columns for n in nodes[i]]
+            builder.output(f"joined_{count}", self._kept(j.value, parts), scores_only=j.scores_only)
             for i, columns in j.columns.items():
                 made += self._made(nodes[i], f"joined_{count}", columns)
                 del stored[i]
         again = _read_rounded(builder)
         for count, (i, value) in enumerate(stored.items()):
             turned = value.node.op == "rotate" and i in scores
-            builder.output(f"out_{count}", again.get(i, value), scores_only=turned)
+            value = self._kept(again.get(i, value), nodes[i])
+            builder.output(f"out_{count}", value, scores_only=turned)
             made += self._made(nodes[i], f"out_{count}", None)
         return made, _mask(joined)
+
+    def _kept(self, value: Value, nodes: list[fx.Node]) -> Value:
+        return round_to(value, "accumulator") if self._kept_wide(nodes) else value
 
     def _readers(self, value: int) -> list[fx.Node]:
         """Nodes of this value that something outside reads."""
@@ -228,11 +312,12 @@ def _read_rounded(b: PlanBuilder) -> dict[int, Value]:
     """Rounded forms, by what they round, that something reads: one store serves both."""
     read = {a for node in b.nodes for a in node.args}
     found = ((i, n) for i, n in enumerate(b.nodes) if n.op == "round_to" and i in read)
-    return {n.args[0]: Value(b, i) for i, n in found}
+    return {n.args[0]: Value(b, i) for i, n in found if n.attr("dtype") == "operand"}
 
 
 def _unrounded(x: Value) -> Value:
-    return Value(x.tracer, x.node.args[0]) if x.node.op == "round_to" else x
+    stored = x.node.op == "round_to" and x.node.attr("dtype") == "operand"
+    return Value(x.tracer, x.node.args[0]) if stored else x
 
 
 def _mask(joined: list[Joined]) -> tuple[int, int] | None:

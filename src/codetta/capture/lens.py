@@ -65,6 +65,7 @@ class Lens:
         known: forms by tensor identity.
         leaves: inputs of the Plan by name.
         reasons: why nodes were left alone.
+        multiplied: by product, the dtype in which the graph computes it.
     """
 
     seen: Observed
@@ -75,6 +76,7 @@ class Lens:
     leaves: dict[str, Leaf] = field(default_factory=dict)
     reasons: dict[fx.Node, str] = field(default_factory=dict)
     doubled: set[int] = field(default_factory=set)
+    multiplied: dict[int, torch.dtype] = field(default_factory=dict)
     viewing: bool = True
 
     # ---- reading

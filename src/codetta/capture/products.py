@@ -31,6 +31,7 @@ def _mm(lens: Lens, result: Tensor, a: Tensor, b: Tensor) -> Any:
         raise Unliftable(f"a head: a weight of {n} x {k} costs more to fold than that saves")
     w = right.value if right.transposed else builder.emit("transpose", right.value)
     value = builder.mm(left.value, builder._own(w).t())
+    lens.multiplied[value.id] = result.dtype
     return Form(value, left.axes, left.tokens, (int(value.type.cols),))
 
 

@@ -16,6 +16,7 @@ from torch import fx
 
 from codetta.capture.forms import Form
 from codetta.capture.lens import Leaf, Lens
+from codetta.language.functions import round_to
 from codetta.language.types import Kind
 from codetta.language.values import Node, Value, attrs_of
 from codetta.plan.plan import PlanBuilder
@@ -214,11 +215,18 @@ class Regions:
 
 
 def region_builder(
-    nodes: list[Node], region: Region, leaves: dict[str, Leaf], name: str, crossing: dict[int, str]
+    nodes: list[Node],
+    region: Region,
+    leaves: dict[str, Leaf],
+    name: str,
+    crossing: dict[int, str],
+    wide: Collection[int] = (),
+    narrow: str = "",
 ) -> tuple[PlanBuilder, dict[int, Value]]:
     """The region's values in a builder of its own.
 
-    ``crossing`` names values of other regions that it reads, which become inputs.
+    ``crossing`` names values of other regions that it reads, which become inputs. ``wide`` are
+    values kept in fp32 where products are computed in ``narrow``.
     """
     builder = PlanBuilder(name)
     done: dict[int, Value] = {}
@@ -228,15 +236,17 @@ def region_builder(
             return done[i]
         node = nodes[i]
         if i in crossing:
-            done[i] = builder.input(crossing[i], node.type)
+            done[i] = builder.input(crossing[i], node.type, narrow=narrow if i in wide else "")
         elif node.op == "operand":
             leaf = leaves[node.attr("name")]
             role = "parameter" if leaf.fixed else "activation"
-            done[i] = builder.input(leaf.name, node.type, role)
+            done[i] = builder.input(leaf.name, node.type, role, narrow if i in wide else "")
         elif not node.args:
             done[i] = builder._own(builder.append(node))
         else:
             done[i] = builder.emit(node.op, *(build(a) for a in node.args), **attrs_of(node))
+            if i in wide:
+                done[i] = round_to(done[i], "accumulator")
         return done[i]
 
     for i in region.outputs:

@@ -43,6 +43,8 @@ def _cast(lens: Lens, result: Tensor, x: Tensor, **ignored: Any) -> Any:
         raise Unliftable("a cast from or to integers")
     if result.device != x.device:
         raise Unliftable("a copy to another device")
+    if x.ndim == 2 and lens.is_parameter_matrix(x):
+        return lens.matrix(x)  # as autocast does with weights
     form = lens.derived(x)
     if isinstance(form, Form) and result.dtype.itemsize > x.dtype.itemsize:
         return lens.rounded(x, form)  # what is computed with more digits now sees the stored value

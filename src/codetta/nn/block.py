@@ -33,6 +33,7 @@ from codetta.language import (
 from codetta.language.values import Value
 from codetta.plan import Plan, PlanBuilder, Schedule, Split, differentiate, schedule, split
 from codetta.plan.rules import (
+    narrowed,
     r1_row_scale,
     r2_column_scale,
     r3_frozen_weight,
@@ -187,7 +188,7 @@ def joint(
     plan: Plan, wrt: Iterable[str], cotangents: Iterable[str], rules: Rules = BACKWARD
 ) -> Plan:
     """Forward and backward of an optimized Plan, with the backward's algebra applied."""
-    return _apply(differentiate(plan, tuple(wrt), tuple(cotangents)), rules)
+    return narrowed(_apply(differentiate(plan, tuple(wrt), tuple(cotangents)), rules))
 
 
 def _apply(plan: Plan, rules: Rules) -> Plan:
@@ -209,7 +210,7 @@ def compiled(
 ) -> Compiled:
     """Schedules of an optimized Plan; with an empty ``wrt`` the forward alone, saving nothing."""
     if not wrt or not cotangents:
-        return Compiled(schedule(plan), None, ())
+        return Compiled(schedule(narrowed(plan)), None, ())
     parts: Split = split(joint(plan, wrt, cotangents, rules))
     backward = schedule(parts.backward, parts.private)
     return Compiled(schedule(parts.forward), backward, parts.saved)

@@ -22,6 +22,7 @@ from codetta.errors import DoubleBackward
 from codetta.language.types import Kind
 from codetta.nn.block import BACKWARD, Rules, compiled
 from codetta.plan import Plan
+from codetta.plan.executable import storage_dtype
 from codetta.plan.operator import Traced, is_traced
 
 
@@ -190,7 +191,7 @@ def _with_zeros(plan: Plan, arrived: Sequence[Tensor | None]) -> list[Tensor]:
         if d is None:
             type_ = plan.nodes[out.node].type
             shape = (tokens, int(type_.cols)) if type_.kind is Kind.TILE else (tokens,)
-            d = sample.new_zeros(shape)
+            d = sample.new_zeros(shape, dtype=storage_dtype(plan, out.node, sample.dtype))
         full.append(d)
     return full
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from codetta.language import functions as f
 from codetta.language.derivatives import broadcast_like
 from codetta.language.primitives import DERIVATIVE, REDUCTIONS
 from codetta.language.types import Kind
@@ -40,7 +41,8 @@ def differentiate(plan: Plan, wrt: Sequence[str], cotangents: Sequence[str] | No
     for out in plan.outputs:
         b.output(out.name, rebuild.get(out.node), scores_only=out.scores_only)
         if out.name in active and wanted[out.node]:
-            seed = b.input(f"d_{out.name}", plan.nodes[out.node].type, ACTIVATION)
+            wide = plan.narrow if plan.storage(out.node) == "accumulator" else ""
+            seed = b.input(f"d_{out.name}", plan.nodes[out.node].type, ACTIVATION, wide)
             cotangent[out.node] = cotangent[out.node] + seed if out.node in cotangent else seed
     found: dict[str, Value] = {}
     for i in reversed(range(len(plan.nodes))):
@@ -51,6 +53,8 @@ def differentiate(plan: Plan, wrt: Sequence[str], cotangents: Sequence[str] | No
             found[node.attr("name")] = broadcast_like(d, y)
             continue
         args = [rebuild.get(a) for a in node.args]
+        if node.op == "round_to" and node.attr("dtype") == "accumulator":
+            d = f.round_to(d, "accumulator")  # what is kept in fp32 has such a gradient
         rule = OPERATIONS[node.op].derivative if node.op in OPERATIONS else DERIVATIVE[node.op]
         for a, x, g in zip(node.args, args, rule(d, y, attrs_of(node), *args), strict=True):
             if g is None or not wanted[a]:
@@ -63,8 +67,17 @@ def differentiate(plan: Plan, wrt: Sequence[str], cotangents: Sequence[str] | No
             cotangent[a] = cotangent[a] + g if a in cotangent else g
     for name in wrt:
         if name in found:
-            b.output(f"d_{name}", found[name])
+            wide = plan.input(name).narrow
+            b.output(f"d_{name}", kept_wide(found[name]) if wide else found[name])
     return b.build()
+
+
+def kept_wide(x: Value) -> Value:
+    """x, stored in the accumulator's dtype; of a view, what it shows."""
+    if x.node.op in OPERATIONS and OPERATIONS[x.node.op].view and x.type.kind is Kind.TILE:
+        (source,) = (Value(x.tracer, a) for a in x.node.args)
+        return x.tracer.emit(x.node.op, kept_wide(source), **attrs_of(x.node))
+    return f.round_to(x, "accumulator") if x.type.kind is Kind.TILE else x
 
 
 def _depends_on(plan: Plan, names: set[str]) -> list[bool]:
@@ -117,7 +130,9 @@ def split(joint: Plan) -> Split:
         if joint.nodes[i].op == "operand":
             return None  # an input of both
         read[i] = named.get(i, f"saved_{i}")
-        return backward.builder.input(read[i], joint.nodes[i].type)
+        tile = joint.nodes[i].type.kind is Kind.TILE
+        wide = joint.narrow if tile and joint.storage(i) == "accumulator" else ""
+        return backward.builder.input(read[i], joint.nodes[i].type, narrow=wide)
 
     backward.leaf = leaf
     for out in gradients:
@@ -166,7 +181,8 @@ def _stored(joint: Plan, backward: list[bool], outputs: set[int]) -> set[int]:
     stored |= set(tail)
     for i, node in enumerate(joint.nodes):
         if node.op == "mm" and i in primal:
-            stored |= {a for a in node.args if a in tail or joint.nodes[a].op == "operand"}
+            kept = ("operand", "round_to")
+            stored |= {a for a in node.args if a in tail or joint.nodes[a].op in kept}
     return stored
 
 

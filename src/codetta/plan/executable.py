@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from codetta.backends.select import Backend, backend_for
+from codetta.language.meaning import NAMED_DTYPES
 from codetta.language.types import Kind
 from codetta.plan.grouping import OPAQUE_KIND
 from codetta.plan.launch import OPERATORS, is_watched
+from codetta.plan.plan import Plan
 from codetta.plan.slots import Slots
 from codetta.plan.steps import CANONICAL, Run, step
 
@@ -45,6 +47,7 @@ class Executable:
             (slots.at[o.node][0], plan.nodes[o.node].type.kind) for o in plan.outputs
         )
         kinds = [i.type for i in plan.inputs]
+        self.narrow = NAMED_DTYPES.get(plan.narrow)
         self.sample = next(k for k, t in enumerate(kinds) if t.kind is Kind.TILE)
         self.tokens = next((k for k, t in enumerate(kinds) if t.has_rows and t.rows == "M"), None)
         # Autograd, which the direct way switches off, may be at work inside an opaque function.
@@ -67,7 +70,7 @@ class Executable:
         device = sample.device
         direct = self.plain and not is_watched(values)
         backend: Backend = backend_for(sample) if direct else OPERATORS
-        run = Run(backend, m, sample.dtype, device, donate and direct)
+        run = Run(backend, m, self.narrow or sample.dtype, device, donate and direct)
         del sample
         if not direct:
             return self._execute(self._bound(values, run), run)
@@ -98,6 +101,14 @@ class Executable:
             x if kind is Kind.TILE else x.reshape(()) if kind is Kind.SCALAR else x.reshape(-1)
             for x, kind in ((values[slot], kind) for slot, kind in self.results)
         ]
+
+
+def storage_dtype(plan: Plan, i: int, sample: torch.dtype) -> torch.dtype:
+    """Dtype of a stored matrix; ``sample`` is the one of the Plan's first matrix."""
+    named = plan.storage(i)
+    if named == "accumulator":
+        return torch.promote_types(torch.float32, sample)
+    return NAMED_DTYPES.get(plan.narrow if named == "operand" else named, sample)
 
 
 def _by_name(schedule: Schedule, names: tuple[str, ...]) -> list[tuple[int, Any]]:

@@ -73,6 +73,7 @@ def vector_dtype(plan: Plan, i: int) -> str:
     """
     named = any(o.node == i and o.name.startswith("d_") for o in plan.outputs)
     gradient = named and not plan.users[i] and plan.nodes[i].type.kind is Kind.ROW
+    gradient = gradient and not plan.narrow
     return "operand" if gradient else "accumulator"
 
 
@@ -176,7 +177,7 @@ class _Tiles(_Emitter):
     def output(self, i: int) -> Output:
         value = self.value(i)
         reduced = self.placement.is_reduction(i)
-        return Output(f"v{i}", value.id, "accumulator" if reduced else "operand")
+        return Output(f"v{i}", value.id, "accumulator" if reduced else self.plan.storage(i))
 
     def written(self, i: int) -> int:
         return ~i if self.placement.is_reduction(i) else i
@@ -263,7 +264,8 @@ def _prepare(placement: Placement, group: Group) -> Kernel:
         node = plan.nodes[i]
         if i in reads:
             name = value_name(plan, i)
-            inputs.append(Input(name, node.type, PARAMETER))
+            narrow = plan.narrow if plan.storage(i) == "accumulator" else ""
+            inputs.append(Input(name, node.type, PARAMETER, narrow))
             node = Node("operand", (), (("name", name),), node.type)
         elif not all(a in number for a in node.args):
             continue

@@ -169,7 +169,8 @@ def donations(plan: Plan, kernel: Kernel, dying: Callable[[int], bool]) -> dict[
 
 def _alike(plan: Plan, r: int, w: int) -> bool:
     a, b = plan.nodes[r].type, plan.nodes[w].type
-    return (a.kind, a.rows, a.cols) == (b.kind, b.rows, b.cols)
+    alike = (a.kind, a.rows, a.cols) == (b.kind, b.rows, b.cols)
+    return alike and plan.storage(r) == plan.storage(w)
 
 
 def _is_private(node: Node, private: Collection[str]) -> bool:

@@ -24,7 +24,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from codetta.language.meaning import Context
 from codetta.language.types import Kind
 from codetta.language.values import Node, attrs_of
-from codetta.plan.executable import Executable
+from codetta.plan.executable import Executable, storage_dtype
 from codetta.plan.kernels import vector_dtype
 from codetta.plan.operations import OPERATIONS
 from codetta.plan.plan import Plan, PlanOutput, make_plan
@@ -141,12 +141,12 @@ def _fake(plan: str, inputs: list[Tensor]) -> list[Tensor]:
     m = (len(rows[0][1]) if type(rows[0]) is tuple else rows[0].shape[0]) if rows else 1
     like = tiles[0]
     wide = torch.promote_types(torch.float32, like.dtype)
-    made = []
+    made: list[Tensor] = []
     for out in part.outputs:
         type_ = part.nodes[out.node].type
         tall = (m if type_.rows == "M" else int(type_.rows),) if type_.has_rows else ()
         shape = (*tall, int(type_.cols)) if type_.has_cols else tall
-        dtype = like.dtype
+        dtype = storage_dtype(part, out.node, like.dtype)
         if type_.kind is not Kind.TILE and vector_dtype(part, out.node) == "accumulator":
             dtype = wide
         made.append(like.new_empty(shape, dtype=dtype))

@@ -25,22 +25,30 @@ from codetta.language.primitives import PRIMITIVES
 from codetta.language.types import Dim, Kind, Type
 from codetta.language.values import Node, Tracer, Value, attrs_of
 from codetta.plan import layouts  # noqa: F401  (fills the table of operations)
-from codetta.plan.operations import matrix, operation, size
+from codetta.plan.operations import OPERATIONS, matrix, operation, size
 
 PARAMETER, ACTIVATION = "parameter", "activation"
 
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """A named input. ``role`` 'parameter' marks what does not depend on the tokens."""
+    """A named input.
+
+    Attributes:
+        role: 'parameter' marks what does not depend on the tokens.
+        narrow: of a matrix that is kept in fp32 among narrower ones: the dtype it is rounded to
+            where it enters a product, as under autocast. "" in Plans of one dtype.
+    """
 
     name: str
     type: Type
     role: str
+    narrow: str = ""
 
     def __str__(self) -> str:
         mark = "param " if self.role == PARAMETER else ""
-        return f"{mark}{self.name}: {self.type.kind.value}{size(self.type)}"
+        wide = f" narrow {self.narrow}" if self.narrow else ""
+        return f"{mark}{self.name}: {self.type.kind.value}{size(self.type)}{wide}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +113,22 @@ class Plan:
         return tuple(known)
 
     @cached_property
+    def narrow(self) -> str:
+        """The dtype in which products are computed where some matrices are kept in fp32, or ""."""
+        return next((i.narrow for i in self.inputs if i.narrow), "")
+
+    def storage(self, i: int) -> str:
+        """Storage dtype of a matrix: 'operand', 'accumulator' or a dtype's name."""
+        node = self.nodes[i]
+        if node.op == "operand":
+            return "accumulator" if self.input(node.attr("name")).narrow else "operand"
+        if node.op == "round_to":
+            return str(node.attr("dtype"))
+        if node.op in OPERATIONS and OPERATIONS[node.op].view:
+            return self.storage(node.args[0])
+        return "operand"
+
+    @cached_property
     def users(self) -> tuple[tuple[int, ...], ...]:
         """For each node: the nodes that read it, ascending."""
         found: list[list[int]] = [[] for _ in self.nodes]
@@ -140,9 +164,9 @@ class PlanBuilder(Tracer):
         self.outputs: list[PlanOutput] = []
 
     # ---- inputs
-    def input(self, name: str, type_: Type, role: str = ACTIVATION) -> PlanValue:
-        known = self.inputs.setdefault(name, Input(name, type_, role))
-        if known != Input(name, type_, role):
+    def input(self, name: str, type_: Type, role: str = ACTIVATION, narrow: str = "") -> PlanValue:
+        known = self.inputs.setdefault(name, Input(name, type_, role, narrow))
+        if known != Input(name, type_, role, narrow):
             raise PlanShape(
                 op="input",
                 plan=self.name,

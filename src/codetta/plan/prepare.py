@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from codetta.backends.select import backend_for
+from codetta.language.meaning import NAMED_DTYPES
 from codetta.language.types import Kind
 from codetta.plan.evaluate import evaluate
 from codetta.plan.plan import Plan
@@ -23,7 +24,8 @@ from codetta.plan.plan import Plan
 def prepared(plan: Plan, weights: Sequence[Tensor]) -> Tensor:
     """The one output of ``plan`` in two dimensions, in fp32 or wider, rounded once.
 
-    Matrices are stored in the dtype of the first matrix given, vectors in that of the arithmetic.
+    Matrices are stored in the dtype the Plan rounds them to, else in that of the first matrix
+    given, vectors in that of the arithmetic.
     """
     named = {i.name: w for i, w in zip(plan.inputs, weights, strict=True)}
     stored, compute = prepared_dtypes(plan, weights)
@@ -42,8 +44,11 @@ def prepared_dtypes(plan: Plan, weights: Sequence[Tensor]) -> tuple[torch.dtype,
     compute = torch.float32
     for w in weights:
         compute = torch.promote_types(compute, w.dtype)
-    if plan.nodes[plan.outputs[0].node].type.kind is not Kind.TILE:
+    out = plan.outputs[0].node
+    if plan.nodes[out].type.kind is not Kind.TILE:
         return compute, compute
+    if (named := plan.storage(out)) in NAMED_DTYPES:
+        return NAMED_DTYPES[named], compute
     matrices = (
         w.dtype for w, i in zip(weights, plan.inputs, strict=True) if i.type.kind is Kind.TILE
     )

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from codetta.backends.layout import default_tile, results
+from codetta.language.meaning import NAMED_DTYPES
 from codetta.language.types import Kind, Type
 from codetta.plan.grouping import FINALIZE, MOVE, VIEW
 from codetta.plan.kernels import Kernel
@@ -82,7 +83,10 @@ class Sizes:
         """Storage dtype of a value: vectors are wide unless they came in as parameters."""
         node = self.plan.nodes[r]
         if node.type.kind is Kind.TILE:
-            return self.operand
+            named = self.plan.storage(r)
+            if named == "accumulator":
+                return self.compute
+            return self.operand if named == "operand" else NAMED_DTYPES[named]
         if node.op == "operand":
             return self.operand if self.plan.parameter_only[r] else self.compute
         return self.dtype(node.args[0]) if self.kinds.get(r) in (VIEW, MOVE) else self.compute

@@ -36,7 +36,7 @@ def format_plan(plan: Plan, *, sizes: bool = False) -> str:
 
 
 _HEADER = re.compile(r"plan (\w+)\((.*)\) \{")
-_INPUT = re.compile(r"(param )?(\w+): (\w+)\((\w+), (\d+)\)")
+_INPUT = re.compile(r"(param )?(\w+): (\w+)\((\w+), (\d+)\)(?: narrow (\w+))?")
 _NODE = re.compile(r"%(\d+) = (\w+)(?:\((.*)\))?")
 _OUTPUT = re.compile(r"output (\w+) = %(\d+)( scores_only)?")
 
@@ -46,7 +46,9 @@ def parse_plan(text: str) -> Plan:
     lines = [(i, line.strip()) for i, line in enumerate(text.splitlines(), 1) if line.strip()]
     if not lines or not (header := _HEADER.fullmatch(lines[0][1])):
         _fail(*(lines or [(1, "")])[0], "Expected `plan NAME(input: Kind(rows, cols), ...) {`.")
-    inputs = [_input(lines[0][0], part) for part in re.split(r"(?<=\)), ", header[2]) if part]
+    inputs = [
+        _input(lines[0][0], part) for part in re.split(r", (?=(?:param )?\w+: )", header[2]) if part
+    ]
     types = {i.name: i.type for i in inputs}
     nodes: list[Node] = []
     outputs: list[PlanOutput] = []
@@ -77,7 +79,8 @@ def _input(number: int, text: str) -> Input:
     bare = Type(kind)
     rows = int(match[4]) if match[4].isdigit() and bare.has_rows else "M"
     cols = Fraction(match[5]) if bare.has_cols else Fraction(1)
-    return Input(match[2], Type(kind, cols=cols, rows=rows), PARAMETER if match[1] else ACTIVATION)
+    role = PARAMETER if match[1] else ACTIVATION
+    return Input(match[2], Type(kind, cols=cols, rows=rows), role, match[6] or "")
 
 
 def _node(

@@ -19,6 +19,7 @@ from codetta.backends.precision import fp8_fast
 from codetta.language.meaning import NAMED_DTYPES
 from codetta.language.primitives import REDUCTION
 from codetta.language.program import Program
+from codetta.language.types import Kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +196,8 @@ def outline(
     """
     operand, m, n = MAINLOOP[a.dtype], a.shape[0], b.shape[1]
     plain = lower(program, operand, vectorize=vectorize)
+    wide = _loads_fp32(program, operands)
+    plain = replace(plain, wide=True) if wide else plain
     if config is None:
         shape = m, n, a.shape[1]
         device = a.device.index if index is None else index
@@ -205,6 +208,7 @@ def outline(
     extents = {"n": n % config.tile_n, "m": m % config.tile_m}
     ragged = frozenset(axis for axis in over if extents[axis])
     lowered = lower(program, operand, ragged, vectorize=vectorize) if ragged else plain
+    lowered = replace(lowered, wide=True) if wide and ragged else lowered
     return Call(
         lowered,
         config,
@@ -218,6 +222,18 @@ def outline(
         tuple((s.name, s.index) for s in lowered.sinks if s.fold == "select"),
         _shared(lowered),
     )
+
+
+def _loads_fp32(program: Program, operands: Sequence[Tensor]) -> bool:
+    """Whether a matrix operand is fp32; ``operands`` are flat, a rotary one being two tensors."""
+    flat = iter(operands)
+    for o in program.operands:
+        x = next(flat)
+        if o.kind is Kind.ROTARY:
+            next(flat)
+        elif o.kind is Kind.TILE and x.dtype is torch.float32:
+            return True
+    return False
 
 
 def _stores(lowered: Lowered, m: int, n: int) -> tuple[tuple[str, Memory], ...]:

@@ -177,6 +177,7 @@ def ab_stages(lowered: Lowered, config: Configuration) -> int:
     epi_m, epi_n = _epilogue_tile(config)
     pieces = (config.tile_m * config.tile_n) // (epi_m * epi_n)
     size = epi_m * epi_n
+    loaded = 4 if lowered.wide else 2
     wide = 4 if lowered.mode == PACKED else 2  # C and D of a packed epilogue are pairs
     store = load = vectors = 0
     if lowered.d is not None:
@@ -186,9 +187,9 @@ def ab_stages(lowered: Lowered, config: Configuration) -> int:
         store += size // half * _bytes(lowered, out.dtype)
     for x in lowered.loads:
         if x.port == "c":
-            load += size * wide
+            load += size * wide * loaded // 2
         elif x.port in ("tile", "rotary"):
-            load += size * (4 if x.port == "rotary" else 2)
+            load += size * (4 if x.port == "rotary" else loaded)
         elif x.port in ("row", "turns", "valid_n"):
             vectors += 4 * config.tile_n
         elif x.port in ("col", "valid_m", "onehot"):
@@ -314,7 +315,7 @@ def choose(
     for found in (
         in_force(),
         config_cache.lookup(lowered, m, n, k, layout, operands, device),
-        shipped.lookup(family(lowered), m, n, k, layout),
+        None if lowered.wide else shipped.lookup(family(lowered), m, n, k, layout),
     ):
         if found is not None and tile in (None, found.tile) and illegal(lowered, found) is None:
             return found

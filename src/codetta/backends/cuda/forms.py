@@ -97,6 +97,7 @@ class Lowered:
         mode: 'element', 'acc_pair' or 'packed_cd_b16x2'.
         d: the store that is D, None if there is none; ``aux`` the others, by parameter name.
         ragged: axes ('n', 'm') whose edge tiles this code handles.
+        wide: matrices that it loads are fp32, twice as large in shared memory.
     """
 
     program: Program
@@ -109,6 +110,7 @@ class Lowered:
     d: Output | None
     aux: tuple[tuple[str, Output], ...]
     ragged: frozenset[str]
+    wide: bool = False
 
     @property
     def head_dims(self) -> tuple[int, ...]:

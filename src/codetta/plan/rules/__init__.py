@@ -22,6 +22,7 @@ from codetta.plan.rules.sums import (
     r5_partial_reductions,
     read_stored,
 )
+from codetta.plan.rules.widths import narrowed
 
 RULES: dict[str, Callable[[Plan], Plan]] = {
     "R1": r1_row_scale,
@@ -35,8 +36,8 @@ RULES: dict[str, Callable[[Plan], Plan]] = {
 }
 
 __all__ = [
-    "RULES", "layernorm_commutes", "r1_row_scale", "r2_column_scale", "r3_adjoint_row_sum",
-    "r3_frozen_weight", "r4_wgrad_row_scale", "r5_partial_reductions",
+    "RULES", "layernorm_commutes", "narrowed", "r1_row_scale", "r2_column_scale",
+    "r3_adjoint_row_sum", "r3_frozen_weight", "r4_wgrad_row_scale", "r5_partial_reductions",
     "r6_shared_operand", "r7_sum_of_products", "r8_affine_shift", "r9_adjacent_pairs",
     "r9_orthogonal", "read_stored",
 ]  # fmt: skip
