@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import codetta
+from codetta.language import Col, Row, epilogue, logsumexp, pack
 from codetta.language.primitives import DERIVATIVE, PRIMITIVES
 
 NAMES = list(CASES)
@@ -55,6 +56,20 @@ def test_gradients_equal_finite_differences(wide_backend, name):
         return call(program, dict(zip(keys, values, strict=True)), operands, tile=(2, 4))
 
     assert torch.autograd.gradcheck(function, tuple(leaves.values()))
+
+
+def test_gradient_of_a_vector_that_is_packed_or_is_a_payload_is_summed():
+    @epilogue
+    def beside(acc, w: Row, c: Col):
+        _, over_w, over_c = logsumexp(acc, w, c * w)
+        return {"x": pack(acc, w), "y": pack(c, acc), "s": over_w, "t": over_c}
+
+    g = torch.Generator().manual_seed(0)
+    sizes = ((3, 2), (2, 4), (4,), (3,))
+    values = [torch.randn(s, generator=g, dtype=torch.float64, requires_grad=True) for s in sizes]
+    assert torch.autograd.gradcheck(
+        lambda a, b, w, c: tuple(codetta.gemm(a, b, beside, tile=(2, 2), w=w, c=c)), values
+    )
 
 
 # ------------------------------------------------------------------------------- precision

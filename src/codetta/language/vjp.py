@@ -27,7 +27,7 @@ from codetta.language.types import Kind, Type
 from codetta.language.values import Node, Value, attrs_of
 
 ACC = "acc"
-#: Operations whose arguments are not broadcast against each other.
+#: Operations whose result does not have the union of their arguments' axes and widths.
 _STRUCTURAL = REDUCTIONS | {"unpack", "pack", "rotate", "group_sum", "ungroup", "onehot"}
 
 
@@ -180,9 +180,9 @@ class _Adjoint:
         cotangents = DERIVATIVE[node.op](d, y, attrs_of(node), *args)
         for a, x, g in zip(node.args, args, cotangents, strict=True):
             if g is not None and self.wanted[a]:
-                if node.op not in _STRUCTURAL:
-                    g = sum_to(broadcast_like(g, y) if _thinner(x, y) else g, x)
-                _accumulate(cotangent, a, g)
+                if node.op not in _STRUCTURAL and _thinner(x, y):
+                    g = broadcast_like(g, y)
+                _accumulate(cotangent, a, sum_to(g, x))
 
 
 def _accumulate(cotangent: dict[int, Value], i: int, g: Value) -> None:
