@@ -1,115 +1,21 @@
-"""Compiles kernels in a process that may die: started when needed, and again after a crash."""
+"""Compile every kernel (or what contains the second argument), one line per kernel; a script.
+
+python tests/cuda/compiler.py 90 swiglu
+"""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
 import tempfile
-import threading
-from dataclasses import asdict, replace
+import time
 from pathlib import Path
 
-from kernel_jobs import Job
+from kernel_jobs import library
 
-WORKER = Path(__file__).with_name("compile_kernels.py")
-ARCHITECTURES = {"90": "sm_90a", "100": "sm_100a"}
-#: The compiler may hang instead of crashing; one kernel takes 2 to 13 s on an idle machine.
-PATIENCE_S = 300
-
-
-class Compiler:
-    """Kernels for one architecture, compiled one after the other by one worker process.
-
-    Blackwell's compiler packs pairs of fp32 operations, and on some programs that ends the process
-    (an error, a segmentation fault or a hang). Such a job is tried again unpacked, which its answer
-    says as "packed": False, and only then reported as an error.
-    """
-
-    def __init__(
-        self, sm: str, folder: Path, worker: Path = WORKER, patience_s: float = PATIENCE_S
-    ) -> None:
-        self.worker, self.patience_s = worker, patience_s
-        self.sm, self.folder = sm, folder
-        self.log = folder / "stderr.txt"
-        self.process: subprocess.Popen[str] | None = None
-        self.starts = 0
-
-    def compile(self, job: Job) -> dict:
-        """{"config", "stages", "stores", "loads", "tensor_ops", "target", "packed"} or {"error"}.
-
-        ``stores`` and ``loads`` count the STL and LDL instructions that spilled registers cause.
-        """
-        found = self._ask(job) | {"packed": job.vectorize}
-        if "error" in found and self.sm == "90":
-            # After many kernels the compiler fails where a fresh one does not; Hopper has no
-            # vectorizer to do without.
-            self.close()
-            return self._ask(job) | {"packed": job.vectorize, "retried": found["error"]}
-        if "error" in found and job.vectorize:
-            again = self._ask(replace(job, vectorize=False))
-            found = found if "error" in again else again | {"packed": False}
-        return found
-
-    def close(self) -> None:
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait()
-            for pipe in (self.process.stdin, self.process.stdout):
-                if pipe is not None:
-                    pipe.close()
-            self.process = None
-
-    def _ask(self, job: Job) -> dict:
-        process = self.process or self._start()
-        assert process.stdin is not None and process.stdout is not None
-        alarm = threading.Timer(self.patience_s, process.kill)
-        alarm.start()
-        try:
-            process.stdin.write(json.dumps(asdict(job)) + "\n")
-            process.stdin.flush()
-            answer = process.stdout.readline()
-        except BrokenPipeError:
-            answer = ""
-        finally:
-            alarm.cancel()
-        if answer:
-            return json.loads(answer)
-        self.close()
-        code = process.returncode
-        return {"error": f"the compiler died ({code}): {self.log.read_text()[-500:]}"}
-
-    def _start(self) -> subprocess.Popen[str]:
-        self.starts += 1
-        # An empty cache for each process: a worker that failed may have left the object behind,
-        # which the next would then not compile and could not find as new.
-        cache = environment(self.sm, str(self.folder / f"cache{self.starts}"))
-        with self.log.open("w") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, str(self.worker)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env=os.environ | cache,
-                text=True,
-            )
-        return self.process
-
-
-def environment(sm: str, cache: str) -> dict[str, str]:
-    """What QuACK must find in its environment before it is imported."""
-    os.makedirs(cache, exist_ok=True)
-    own = {"QUACK_CACHE_DIR": cache, "CODETTA_CACHE_DIR": cache}  # nothing compiled or tuned before
-    return {"QUACK_ARCH": sm, "CUTE_DSL_ARCH": ARCHITECTURES[sm], **own}
+from codetta.tuning.compile_only import Compiler
 
 
 def main() -> None:
-    """Compile everything (or what contains the second argument) and print one line per kernel."""
-    import time
-
-    from kernel_jobs import library
-
     sm, wanted = sys.argv[1], " ".join(sys.argv[2:])
     with tempfile.TemporaryDirectory() as folder:
         compiler = Compiler(sm, Path(folder))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, replace
 
 import torch
 
@@ -22,6 +22,7 @@ from codetta.language import Col, Row, Tile, epilogue, rowsum, store
 from codetta.language.program import Program
 from codetta.nn import block
 from codetta.plan import Schedule
+from codetta.tuning.compile_only import Job
 
 TOKENS = 16384
 #: Hidden and MLP width, query and key-value heads of 128 columns.
@@ -31,32 +32,6 @@ VARIANTS = {
     "bias": {"biases": frozenset(("wq", "wk", "wv"))},
     "qk-norm": {"qk_norm": True},
 }
-
-
-@dataclass(frozen=True)
-class Job:
-    """One kernel to compile.
-
-    Attributes:
-        layout: which of a and b is transposed in memory: 'nt' forward, 'nn' dgrad, 'tn' wgrad.
-        config: arguments of a Configuration; None leaves the choice to the backend.
-        vectorize: see :func:`codetta.backends.cuda.lowering.lower`.
-        dtype_b: of b where it is not a's.
-        fp8: how fp8 products accumulate, see :class:`codetta.fp8_accumulation`.
-        wide: matrices that the epilogue loads are fp32.
-    """
-
-    text: str
-    m: int
-    n: int
-    k: int
-    layout: str
-    dtype: str = "bfloat16"
-    config: tuple | None = None
-    vectorize: bool = True
-    dtype_b: str = ""
-    fp8: str = "fast"
-    wide: bool = False
 
 
 def library(sm: str) -> dict[str, Job]:

@@ -2,7 +2,7 @@
 
 Every library program and every GEMM of a decoder's segments (:mod:`kernels`), for Hopper in the
 configuration the backend chooses, and for Blackwell. Each architecture has one process that
-compiles (:mod:`compiler`), so its tests belong to one worker of pytest-xdist.
+compiles (:mod:`codetta.tuning.compile_only`), so its tests belong to one worker of pytest-xdist.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import sys
 import warnings
 
 import pytest
-from compiler import Compiler, environment
 from kernel_jobs import job, library, under_autocast
 
 from codetta.backends.cuda.available import missing_package
+from codetta.tuning.compile_only import Compiler, environment
 
 if (missing := missing_package()) is not None:
     pytest.skip(f"compiling kernels: {missing}", allow_module_level=True)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from compiler import Compiler
-from kernel_jobs import Job
+
+from codetta.tuning.compile_only import Compiler, Job
 
 #: Answers like the real worker, except that the packed form of some programs ends or stops it.
 WORKER = """

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from compiler import Compiler
-from kernel_jobs import Job
 
 from codetta import programs
 from codetta.backends.cuda.available import missing_package
+from codetta.tuning.compile_only import Compiler, Job
 
 if (missing := missing_package()) is not None:
     pytest.skip(f"compiling kernels: {missing}", allow_module_level=True)

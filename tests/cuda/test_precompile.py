@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from compiler import environment
 from helpers.cases import CASES
 
 import codetta
@@ -22,6 +21,7 @@ from codetta.errors import BackendUnavailable
 from codetta.language import Tile, epilogue
 from codetta.nn.block import ADJACENT, ENTRY, EXIT, MIDDLE, Spec, head, segment
 from codetta.tuning.calls import CallJob, GemmCall, jobs, recorded, work
+from codetta.tuning.compile_only import environment
 from codetta.tuning.precompile import compile_calls, decoder_calls, plan_calls
 
 SPEC = Spec(MIDDLE, 2048, 8192, 16, 16, 128, 128)

@@ -14,11 +14,19 @@ from codetta.errors import CodettaError
 from codetta.language.program import Operand, Output, Program
 from codetta.language.trace import ProgramTracer
 from codetta.language.types import Kind
+from codetta.loss.epilogues import derivative, split_sum, statistics, stored_derivative
+from codetta.loss.options import Logits
 from codetta.programs.catalog import catalog
+
+_HEAD = Logits(bias=True, scale=0.5, cap=3.0)
+LOSS = (
+    stored_derivative(Logits(), False, False), stored_derivative(_HEAD, True, True),
+    statistics(_HEAD, True, True, True, "rounded"), derivative(_HEAD, True, True), split_sum,
+)  # fmt: skip
 
 
 def library() -> dict[str, Program]:
-    """The catalog's and the test suite's programs and their derived backward passes.
+    """The catalog's, the loss head's and the test suite's programs and derived backward passes.
 
     GEMM programs have their accumulator loaded, so that every program is here.
     """
@@ -27,6 +35,8 @@ def library() -> dict[str, Program]:
         derived = vjp(entry.program).passes if entry.has_backward else ()
         for program in (entry.program, *derived):
             found[program.name] = accumulator_loaded(program) if program.has_acc else program
+    for program in LOSS:
+        found[program.name] = accumulator_loaded(program) if program.has_acc else program
     for program in CASES.values():
         for each in (program, *vjp(program).passes):
             found[f"case_{each.name}"] = accumulator_loaded(each) if each.has_acc else each

@@ -1,11 +1,11 @@
 """A worker that compiles kernels for a GPU that is not here; a script.
 
-    QUACK_ARCH=90 CUTE_DSL_ARCH=sm_90a QUACK_CACHE_DIR=empty python tests/cuda/compile_kernels.py
+    QUACK_ARCH=90 CUTE_DSL_ARCH=sm_90a QUACK_CACHE_DIR=empty python compile_worker.py
 
-Reads jobs, one JSON object a line (the fields of :class:`kernel_jobs.Job`), and answers each with
+Reads jobs, one JSON object a line (the fields of :class:`.compile_only.Job`), and answers each with
 one line: what the kernel's object file says, or {"error"}. QuACK compiles for the architecture in
 its environment and asks the driver only for launch metadata, which is answered here instead. The
-compiler may also end the process; :mod:`compiler` starts it again.
+compiler may also end the process; :mod:`.compile_only` starts it again.
 """
 
 from __future__ import annotations
@@ -14,11 +14,19 @@ import json
 import os
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+if __name__ == "__main__":  # modules of this folder would hide others of their names
+    sys.path[:] = [x for x in sys.path if x != os.path.dirname(os.path.abspath(__file__))]
 
 from codetta.tuning.statics import disassembly
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from codetta.language.program import Program
 
 #: What the mainloop of each architecture multiplies with.
 TENSOR_OPS = r"\b(?:HGMMA|QGMMA|UTCHMMA|UTCQMMA)\b"
@@ -40,10 +48,10 @@ def pin_architecture() -> None:
     _watch_stages(GemmSm100, position=1)  # and those of the accumulator first
 
 
-def _watch_stages(mainloop: type, position: int) -> None:
+def _watch_stages(mainloop: Any, position: int) -> None:
     inner = mainloop.__dict__["_compute_stages"].__func__
 
-    def watched(cls, *args, **kwargs):
+    def watched(cls: Any, *args: Any, **kwargs: Any) -> Any:
         found = inner(cls, *args, **kwargs)
         _STAGES[:] = [int(found[position])]
         return found
@@ -51,7 +59,7 @@ def _watch_stages(mainloop: type, position: int) -> None:
     mainloop._compute_stages = classmethod(watched)
 
 
-def compiled(job: dict) -> dict[str, object]:
+def compiled(job: Mapping[str, Any]) -> dict[str, object]:
     """Compile one job; what its object file says."""
     from codetta.backends.cuda.assembly import describe
     from codetta.backends.cuda.configs import Configuration, ab_stages
@@ -77,7 +85,7 @@ def compiled(job: dict) -> dict[str, object]:
     }
 
 
-def arrays(program, job: dict):
+def arrays(program: Program, job: Mapping[str, Any]) -> tuple[Tensor, Tensor, list[Tensor]]:
     """Arrays without memory: a, b and the flat operands."""
     import torch
 
@@ -87,7 +95,7 @@ def arrays(program, job: dict):
     m, n, k, dtype = job["m"], job["n"], job["k"], getattr(torch, job["dtype"])
     dtype_b = getattr(torch, job["dtype_b"] or job["dtype"])
 
-    def empty(*shape: int, dtype=dtype):
+    def empty(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")
 
     operands = []
@@ -119,6 +127,7 @@ def main() -> None:
     os.dup2(2, 1)
     pin_architecture()
     for line in sys.stdin:
+        found: dict[str, object]
         try:
             found = compiled(json.loads(line))
         except Exception as error:
