@@ -11,7 +11,6 @@ import gc
 import json
 import os
 import random
-import statistics
 import subprocess
 import sys
 import time
@@ -23,8 +22,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from codetta.tuning.comparison import ratio as ratio  # the statistics of the benchmarks
+
 PACKAGES = (
-    "torch", "triton", "quack-kernels", "nvidia-cutlass-dsl", "liger-kernel", "transformers",
+    "torch", "triton", "quack-kernels", "nvidia-cutlass-dsl", "liger-kernel", "cut-cross-entropy",
+    "transformers",
 )  # fmt: skip
 MIN_ROUNDS = 5
 
@@ -114,14 +116,6 @@ def free() -> None:
 
 
 # --------------------------------------------------------------------------------- statistics
-def ratio(times: Sequence[float], base: Sequence[float]) -> tuple[float, float, float]:
-    """Median of per-round ratios with a 95 % bootstrap interval (2000 resamples, fixed seed)."""
-    ratios = [t / b for t, b in zip(times, base, strict=True)]
-    rng = random.Random(0)
-    medians = sorted(statistics.median(rng.choices(ratios, k=len(ratios))) for _ in range(2000))
-    return statistics.median(ratios), medians[50], medians[1949]
-
-
 def relative(a: Tensor, b: Tensor) -> float:
     """‖a - b‖ / ‖b‖ in fp32."""
     return float((a.float() - b.float()).norm() / b.float().norm())

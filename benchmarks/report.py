@@ -18,6 +18,7 @@ from typing import Any
 
 import kernels
 import layer
+import loss
 from layer_model import SHAPES
 
 HERE = Path(__file__).resolve().parent
@@ -41,6 +42,14 @@ KERNELS = """
 Each GEMM with its epilogue against the faster of its plain GEMMs (cuBLAS, and QuACK's mainloop in
 its best tile); kernels that only move memory against bytes over the bandwidth of a large copy in
 the same run (`benchmarks/kernels.py`). Times in ms per call.
+"""
+LOSS = """
+## Head and loss
+
+The head's product with its cross-entropy, bf16, mean loss (`benchmarks/loss.py`). Times are medians
+in ms; 'evaluate' is the loss alone, 'forward' the loss of a training step, backward is both less
+forward. The floor is the head's three plain GEMMs by cuBLAS in chunks of rows, without a loss.
+Memory is the peak above inputs and gradients; errors are relative, against fp64.
 """
 COLD = """
 ## Cold start
@@ -101,6 +110,9 @@ def page(folder: Path) -> str:
     if parts:
         found += [KERNELS, "![Kernels](plots/kernels.png)\n"]
         found += [kernel_section(r) for r in parts.values()]
+    heads = records(folder, "loss")
+    if heads:
+        found += [LOSS, *(loss_section(r) for r in heads.values())]
     cold = cold_record(folder)
     if cold:
         found.append(COLD + "\n" + cold_section(cold))
@@ -192,6 +204,15 @@ def kernel_section(record: dict[str, Any]) -> str:
     memory = markdown(("memory", "MB", "ms", "floor ms", "times the floor"), moved)
     copy = f"Copy {record['copy_bytes_per_s'] / 1e12:.2f} TB/s. "
     return "\n".join([title(record), markdown(head, gemms), memory, copy + provenance(record)])
+
+
+def loss_section(record: dict[str, Any]) -> str:
+    s, rows = record["shape"], loss.rows(record)
+    best = min((r for r in rows if not r[0].startswith("floor")), key=lambda r: float(r[4]))
+    head = f"### {s['name']}: D {s['d']}, V {s['v']}\n"
+    notes = [f"- {x}\n" for x in loss.absent(record)]
+    said = f"Fastest: {best[0]}. {record['rounds']} rounds of {record['steps_per_sample']} steps. "
+    return "\n".join([head, markdown(loss.HEAD, rows), *notes, said + provenance(record)])
 
 
 def cold_section(record: dict[str, Any]) -> str:

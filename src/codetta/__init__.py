@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from codetta.functional import gemm, gemm_accumulate_, rotary_table
     from codetta.language.program import Program
     from codetta.language.trace import epilogue
+    from codetta.loss.call import linear_cross_entropy
     from codetta.tuning.precompile import precompile
     from codetta.tuning.tune import tune
 
@@ -47,6 +48,7 @@ __all__ = [
     "gemm",
     "gemm_accumulate_",
     "language",
+    "linear_cross_entropy",
     "nn",
     "ops",
     "plan",
@@ -69,6 +71,7 @@ _HOMES = {
     "fp8_accumulation": "codetta.backends.precision",
     "gemm": "codetta.functional",
     "gemm_accumulate_": "codetta.functional",
+    "linear_cross_entropy": "codetta.loss.call",
     "precompile": "codetta.tuning.precompile",
     "rotary_table": "codetta.functional",
     "tune": "codetta.tuning.tune",

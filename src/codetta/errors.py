@@ -513,6 +513,17 @@ class TransformRefused(CallError, RuntimeError):
     right = "codetta.gemm(torch.stack([a, a]), b)"
 
 
+class BadProcessGroup(CallError, ValueError):
+    template = "process_group= cannot be used: {reason}. {fix}, or leave process_group out."
+    wrong = (
+        "target = torch.zeros(5, dtype=torch.int64)\n"
+        "codetta.linear_cross_entropy(a, b.t(), target, process_group='model')"
+    )
+    right = (
+        "target = torch.zeros(5, dtype=torch.int64)\ncodetta.linear_cross_entropy(a, b.t(), target)"
+    )
+
+
 class UnknownBackend(CallError, ValueError):
     template = "there is no backend {given!r}; choose one of {allowed}."
     wrong = "codetta.use_backend('tpu')"
@@ -553,6 +564,38 @@ class TooLarge(CallError, ValueError):
     right = ""
 
 
+# ------------------------------------------------------------------------------------- the loss
+class LossArguments(CallError, ValueError):
+    template = "{first} and {second} exclude each other: {reason}. {fix}"
+    wrong = (
+        "t = torch.zeros(5, dtype=torch.long)\n"
+        "codetta.linear_cross_entropy(a, b.t(), t, reduction='sum', num_items_in_batch=8)"
+    )
+    right = (
+        "t = torch.zeros(5, dtype=torch.long)\n"
+        "codetta.linear_cross_entropy(a, b.t(), t, num_items_in_batch=8)"
+    )
+
+
+class LossDtypes(CallError, TypeError):
+    template = (
+        "x has dtype {x} and {name} has dtype {given}. As in torch.nn.functional.linear they must "
+        "be equal: convert one with .to(...), or run under torch.autocast, which casts them."
+    )
+    wrong = "codetta.linear_cross_entropy(a, b.t().double(), torch.zeros(5, dtype=torch.long))"
+    right = "codetta.linear_cross_entropy(a, b.t(), torch.zeros(5, dtype=torch.long))"
+
+
+class TargetOutOfRange(CallError, IndexError):
+    template = (
+        "{count} targets lie outside the vocabulary [0, {size}), the first is {given} at position "
+        "{at}. Set those that do not count to ignore_index (-100), and check that the weight has "
+        "a row for every token of the tokenizer."
+    )
+    wrong = "codetta.linear_cross_entropy(a, b.t(), torch.full((5,), 6))"
+    right = "codetta.linear_cross_entropy(a, b.t(), torch.full((5,), 5))"
+
+
 # ------------------------------------------------------------------------------------- plans
 class PlanError(CodettaError):
     """A Plan was built, rewritten or run in a way that its algebra does not allow."""
@@ -576,6 +619,135 @@ class PlanInput(PlanError, ValueError):
         "p.output('z', p.mm(p.tile('x', 'M', 4), p.weight('w', 3, 4).t()))\n"
         "codetta.plan.evaluate(p.build(), x=torch.ones(2, 4), w=torch.ones(3, 4))"
     )
+
+
+# ------------------------------------------------------------------------------ author tools
+class CandidateError(CodettaError):
+    """A file given to ``codetta check`` and the other author tools holds no program to judge.
+
+    The examples below are such files.
+    """
+
+    examples_are_files: ClassVar[bool] = True
+
+
+_GOOD = """\
+import codetta
+from codetta.language import Row, gelu
+
+
+@codetta.epilogue
+def bias_gelu(acc, bias: Row):
+    return gelu(acc + bias)"""
+
+
+class UnknownTask(CandidateError, LookupError):
+    template = "there is no task {name}. Tasks are {allowed}; or give the path of a task file."
+    wrong = "from codetta.author.task import find\nfind('no_such_task')"
+    right = "from codetta.author.task import names\nassert 'no_such_task' not in names()"
+    examples_are_files = False
+
+
+class UnknownCase(CandidateError, LookupError):
+    template = (
+        "task {task} has no case {case!r} under this seed. Stages are {stages}; a failed stage of "
+        "`codetta verify` prints the seed and the name of its case."
+    )
+    wrong = (
+        "from codetta.author.cases import named_case\n"
+        "from codetta.author.task import find\n"
+        "named_case(find('bias_gelu_mask'), 0, 'fuzz/999')"
+    )
+    right = (
+        "from codetta.author.cases import named_case\n"
+        "from codetta.author.task import find\n"
+        "named_case(find('bias_gelu_mask'), 0, 'fuzz/00')"
+    )
+    examples_are_files = False
+
+
+class NoCandidateFile(CandidateError, LookupError):
+    template = (
+        "{path} {given}. `codetta new TASK -o FILE` writes a file to start from, and "
+        "`codetta new` lists the tasks."
+    )
+    wrong = "from codetta.author.candidate import load_candidate\nload_candidate('no/such/file.py')"
+    right = "from codetta.author.skeleton import skeleton"
+    examples_are_files = False
+
+
+class BadTaskName(CandidateError, TypeError):
+    template = (
+        "TASK of {path} is {given}. Bind it to the name of a task, such as "
+        'TASK = "bias_gelu_mask", or to the path of a task file, or leave it out and give --task.'
+    )
+    wrong = f"TASK = 3\n{_GOOD}"
+    right = f'TASK = "bias_gelu_mask"\n{_GOOD}'
+
+
+class NoEpilogue(CandidateError, ValueError):
+    template = (
+        "{path} {given}. Define one function `def NAME(acc, ...)` decorated with "
+        "@codetta.epilogue at the top level of the file."
+    )
+    wrong = _GOOD.replace("@codetta.epilogue\n", "")
+    right = _GOOD
+
+
+class SeveralEpilogues(CandidateError, ValueError):
+    template = (
+        "{path} defines {count} epilogues: {names}. Only one is judged: bind `EPILOGUE = {first}` "
+        "(or another) at the top level of the file, or delete the others."
+    )
+    wrong = (
+        f"{_GOOD}\n\n\n@codetta.epilogue\ndef bias_alone(acc, bias: Row):\n    return acc + bias"
+    )
+    right = f"{wrong}\n\n\nEPILOGUE = bias_gelu"
+
+
+class ProgramTooLong(CandidateError, ValueError):
+    template = (
+        "{path} makes a program of {count} nodes; {limit} is the limit. Loops are unrolled while "
+        "the function is traced: write fewer turns, or a closed form."
+    )
+    wrong = _GOOD.replace(
+        "    return gelu(acc + bias)",
+        "    x = acc\n    for i in range(400):\n        x = x + bias\n    return x",
+    )
+    right = _GOOD
+
+
+class NotWritten(CandidateError, RuntimeError):
+    template = (
+        "{path} is not written yet: it raises NotImplementedError. Put the program in place of "
+        "that line, and return its outputs by name."
+    )
+    wrong = _GOOD.replace("return gelu(acc + bias)", "raise NotImplementedError")
+    right = _GOOD
+
+
+class CandidateRaised(CandidateError, RuntimeError):
+    template = "{path} cannot be traced. {error}: {message}"
+    wrong = _GOOD.replace("bias: Row", "bias")
+    right = _GOOD
+
+
+class CandidateTimeout(CandidateError, RuntimeError):
+    template = (
+        "{path} was still running after {seconds:g} s. It is traced once, without data, which "
+        "takes milliseconds: do no work at the top level of the file, and let loops end."
+    )
+    wrong = f"import time\n\ntime.sleep(3600)\n{_GOOD}"
+    right = _GOOD
+
+
+class CandidateDied(CandidateError, RuntimeError):
+    template = (
+        "{path} was executed in a process of its own, which handed back no program: {given}. A "
+        "candidate defines an epilogue and nothing else: no exit, no processes, no files."
+    )
+    wrong = f"import os\n\n{_GOOD}\n\n\nos._exit(3)"
+    right = _GOOD
 
 
 # ------------------------------------------------------------------------------------ models
@@ -606,6 +778,16 @@ class NotBuilt(CodettaError, NotImplementedError):
     template = "codetta.compile cannot do {what} yet. What works is {fix}."
     wrong = "codetta.compile(torch.nn.Linear(4, 4), pack=True)"
     right = "codetta.compile(torch.nn.Linear(4, 4), pack=False)"
+
+
+class LogitsNotKept(CodettaError, AttributeError, RuntimeError):
+    template = (
+        "the logits are not there ({use} was asked of them): codetta.compile(..., logits='none') "
+        "computes the loss without them. Compile with logits='keep', or call the model without "
+        "labels, which returns them."
+    )
+    wrong = "codetta.capture.withheld.Withheld().argmax(-1)"
+    right = "assert codetta.capture.withheld.Withheld() is not None"
 
 
 class ShardedParameters(CodettaError, TypeError):
@@ -641,3 +823,77 @@ class MissingPackage(CodettaError, ImportError):
     template = "{what} needs the package {package}, which is {given}. Install it with {fix}."
     wrong = ""
     right = ""
+
+
+# ------------------------------------------------------------------------- recorded programs
+class RegistryError(CodettaError):
+    """Programs are promoted to a registry after they have been verified, and read from it."""
+
+
+class NotPromoted(RegistryError, ValueError):
+    template = "{file} is not promoted: {stage} {verdict}: {reason}. {fix}"
+    wrong = ""
+    right = ""
+
+
+class NothingRecorded(RegistryError, LookupError):
+    template = (
+        "no program is recorded for task {task!r}{dtype}; recorded are {known}. Write one "
+        "(`codetta new {task}`), and `codetta promote` it once it is verified."
+    )
+    wrong = "codetta.programs.recorded('bias_gelu_mask', dtype='float64')"
+    right = "codetta.gemm(a, b, codetta.programs.relu_squared)"
+
+
+class RegistryNotWritable(RegistryError, RuntimeError):
+    template = (
+        "{file} cannot be written: {reason}. Name a file that can in the environment variable "
+        "CODETTA_REGISTRY."
+    )
+    wrong = (
+        "import os\n"
+        "from codetta.author import records\n"
+        "os.environ['CODETTA_REGISTRY'] = os.devnull + '/registry.jsonl'\n"
+        "try:\n"
+        "    records.append(None)\n"
+        "finally:\n"
+        "    del os.environ['CODETTA_REGISTRY']"
+    )
+    right = "from codetta.author import records\nassert records.user_file().suffix == '.jsonl'"
+
+
+# ------------------------------------------------------------------------- models as authors
+class LoopError(CodettaError):
+    """``codetta author`` has a language model write a program, and keeps a trace of it."""
+
+
+class NoEndpoint(LoopError, RuntimeError):
+    template = (
+        "no language model can be asked: {given}. Set OPENAI_API_KEY, and OPENAI_BASE_URL where "
+        "the endpoint is another than OpenAI's, such as http://localhost:8000/v1."
+    )
+    wrong = "from codetta.author.client import endpoint\nendpoint({})"
+    right = (
+        "from codetta.author.client import endpoint\n"
+        "endpoint({'OPENAI_BASE_URL': 'http://localhost:8000/v1'})"
+    )
+
+
+class EndpointFailed(LoopError, RuntimeError):
+    template = "{url} did not answer for model {model!r}: {reason}. {fix}"
+    wrong = (
+        "from codetta.author.client import Endpoint, Model\n"
+        "nobody = Endpoint('http://127.0.0.1:9/v1', 'none')\n"
+        "Model(nobody, 'some-model', attempts=1).ask([], timeout_s=5)"
+    )
+    right = ""
+
+
+class TraceUnusable(LoopError, ValueError):
+    template = "{path} {reason}. {fix}"
+    wrong = "from codetta.author.trace import Trace\nTrace.resume('no/such/folder')"
+    right = (
+        "import tempfile\n"
+        "from codetta.author.trace import Trace\n"
+        "Trace.create(tempfile.mkdtemp() + '/run', {'task': 'bias_gelu_mask'})"
+    )

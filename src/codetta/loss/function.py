@@ -1,0 +1,109 @@
+"""Derivatives of the loss head: an autograd.Function around its two passes.
+
+With the schedule 'forward' the gradients exist when the forward pass ends, but for the one number
+that comes from upstream. The first backward multiplies them by it in place and hands their memory
+out; another one (``retain_graph=True``), or a gradient that arrives at the log-sum-exps, computes
+the logits again.
+
+Eager calls and compiled graphs share this Function: it is also the Autograd kernel of the operator
+``codetta::linear_cross_entropy``, and where a compiler is looking, its passes are operators.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from codetta.autograd import _Undifferentiable
+from codetta.backends.select import chosen_backend, use_backend
+from codetta.loss import operator
+from codetta.loss.options import Request
+from codetta.loss.vocabulary import Vocabulary
+
+NAME = "linear_cross_entropy"
+
+
+def apply(
+    request: Request,
+    vocabulary: Vocabulary,
+    target: Tensor,
+    valid: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    factor: Tensor,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """loss, lse, hit, logits; the last two if they were asked for, without gradient.
+
+    Canonical tensors as in :mod:`codetta.loss.engine`. factor (M,) multiplies each token's loss and
+    gets a gradient; where ``valid`` is False the loss is 0 whatever the logits are.
+    """
+    if not torch.is_grad_enabled():  # a Function sees what requires grad, not whether it counts
+        x, weight, factor = x.detach(), weight.detach(), factor.detach()
+        bias = None if bias is None else bias.detach()
+    made: tuple[Tensor, Tensor, Tensor | None, Tensor | None] = LinearCrossEntropy.apply(
+        request, vocabulary, target, valid, x, weight, bias, factor
+    )
+    return made
+
+
+class LinearCrossEntropy(torch.autograd.Function):
+    """The Function of :func:`apply`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        request: Request,
+        vocabulary: Vocabulary,
+        target: Tensor,
+        valid: Tensor,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        factor: Tensor,
+    ) -> tuple[Tensor | None, ...]:
+        request = request.needing(tuple(ctx.needs_input_grad[4:7]))
+        request = operator.settled(request, vocabulary, x, weight)
+        with torch.no_grad():
+            made = operator.forward(request, vocabulary, x, weight, bias, target, factor)
+            losses = torch.where(valid, made.losses, 0.0)
+            loss = (losses * factor).sum() if request.scalar else losses * factor
+        ctx.set_materialize_grads(False)
+        ctx.request, ctx.vocabulary, ctx.backend = request, vocabulary, chosen_backend()
+        ctx.gradients = made.gradients
+        ctx.save_for_backward(x, weight, bias, target, factor, made.lse, losses)
+        ctx.mark_non_differentiable(*(t for t in (made.hit, made.logits) if t is not None))
+        return loss, made.lse, made.hit, made.logits
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        d_loss, d_lse = cotangents[:2]
+        if d_loss is None and d_lse is None:
+            return (None,) * 8
+        # Autograd may run this in a thread of its own, which knows nothing of use_backend.
+        with torch.no_grad(), use_backend(ctx.backend):
+            gradients = _gradients(ctx, d_loss, d_lse)
+        if torch.is_grad_enabled():  # create_graph=True: what we return must not look constant
+            gradients = _Undifferentiable.guard(NAME, gradients)
+        return (None, None, None, None, *gradients)
+
+
+def _gradients(ctx: Any, d_loss: Tensor | None, d_lse: Tensor | None) -> list[Tensor | None]:
+    """Of x, weight, bias and factor."""
+    x, weight, bias, target, factor, lse, losses = ctx.saved_tensors
+    d_factor = None
+    if ctx.needs_input_grad[7]:
+        d_factor = torch.zeros_like(factor) if d_loss is None else losses * d_loss
+    if not any(ctx.request.need):
+        return [None, None, None, d_factor]
+    ready, ctx.gradients = ctx.gradients, None
+    if ready is not None and d_loss is not None and d_lse is None:
+        made = [None if g is None else g.mul_(d_loss) for g in ready]
+    else:
+        upstream = torch.zeros_like(factor) if d_loss is None else factor * d_loss
+        made = operator.backward(
+            ctx.request, ctx.vocabulary, x, weight, bias, target, lse, upstream, d_lse
+        )
+    return [*made, d_factor]

@@ -1,0 +1,211 @@
+"""``codetta::linear_cross_entropy`` and its backward: the loss head as operators.
+
+Compiled graphs hold these two calls, whose arguments are tensors and a text; the schedule is chosen
+when they run, from the sizes that they then have. Eager calls go to the passes directly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from codetta.loss import engine
+from codetta.loss.head import Head
+from codetta.loss.options import Request
+from codetta.loss.plan import LossPlan, Problem, choose
+from codetta.loss.vocabulary import WHOLE, Vocabulary
+from codetta.ops import compute_dtype
+from codetta.plan.operator import is_traced
+
+_LIBRARY = torch.library.Library("codetta", "FRAGMENT")
+_TAGS = (torch.Tag.pt2_compliant_tag,)
+_LIBRARY.define(
+    "linear_cross_entropy(Tensor x, Tensor weight, Tensor? bias, Tensor target, Tensor valid, "
+    "Tensor factor, str request) -> Tensor[]",
+    tags=_TAGS,
+)
+_LIBRARY.define(
+    "linear_cross_entropy_forward(Tensor x, Tensor weight, Tensor? bias, Tensor target, "
+    "Tensor factor, str request) -> Tensor[]",
+    tags=_TAGS,
+)
+_LIBRARY.define(
+    "linear_cross_entropy_backward(Tensor x, Tensor weight, Tensor? bias, Tensor target, "
+    "Tensor lse, Tensor factor, Tensor? lse_gradient, str request) -> Tensor[]",
+    tags=_TAGS,
+)
+
+
+class Made(NamedTuple):
+    """What the forward pass leaves; see :class:`codetta.loss.engine.Forward`."""
+
+    losses: Tensor
+    lse: Tensor
+    hit: Tensor | None
+    logits: Tensor | None
+    gradients: list[Tensor | None] | None
+
+
+def forward(
+    request: Request,
+    vocabulary: Vocabulary,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    factor: Tensor,
+) -> Made:
+    """The forward pass of canonical tensors, below autograd."""
+    if is_traced(x):
+        assert vocabulary is WHOLE
+        return _unpacked(request, _FORWARD(x, weight, bias, target, factor, request.text))
+    head = Head(x, weight, bias, target, request.options, vocabulary)
+    made = engine.forward(head, factor, _plan(request, vocabulary, x, weight), request.need)
+    return Made(made.losses, made.lse, made.hit, made.logits, made.gradients)
+
+
+def backward(
+    request: Request,
+    vocabulary: Vocabulary,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    lse: Tensor,
+    factor: Tensor,
+    lse_gradient: Tensor | None,
+) -> list[Tensor | None]:
+    """Gradients of x, weight and bias from logits that are computed again."""
+    if is_traced(x):
+        assert vocabulary is WHOLE
+        arguments = (x, weight, bias, target, lse, factor, lse_gradient, request.text)
+        flat = iter(_BACKWARD(*arguments))
+        return [next(flat) if wanted else None for wanted in request.need]
+    head = Head(x, weight, bias, target, request.options, vocabulary)
+    plan = _plan(replace(request, schedule="recompute"), vocabulary, x, weight)
+    return engine.backward(head, lse, factor, lse_gradient, plan, request.need)
+
+
+def settled(request: Request, vocabulary: Vocabulary, x: Tensor, weight: Tensor) -> Request:
+    """The request with a schedule: what a graph holds must not depend on sizes it will have."""
+    return replace(request, schedule=_plan(request, vocabulary, x, weight).schedule)
+
+
+def _plan(request: Request, vocabulary: Vocabulary, x: Tensor, weight: Tensor) -> LossPlan:
+    m, d, v = (_hint(size) for size in (*x.shape, weight.shape[0]))
+    problem = Problem(m, d, vocabulary.largest(v), x.dtype, request.scalar, *request.need)
+    return choose(
+        problem, schedule=request.schedule, chunk=request.chunk, limit=request.limit
+    )  # fmt: skip
+
+
+def _hint(size: Any) -> int:
+    """A size; of a symbol, the one it was traced with, without holding the graph to it."""
+    if isinstance(size, int):
+        return size
+    hint = size.node.hint
+    return 4096 if hint is None else int(hint)
+
+
+def _flat(made: Made) -> list[Tensor]:
+    parts = (made.losses, made.lse, made.hit, made.logits, *(made.gradients or ()))
+    return [x for x in parts if x is not None]
+
+
+def _unpacked(request: Request, flat: Sequence[Tensor]) -> Made:
+    parts = iter(flat)
+    losses, lse = next(parts), next(parts)
+    hit = next(parts) if request.options.accuracy else None
+    logits = next(parts) if request.options.keep_logits else None
+    formed = request.schedule == "forward" and any(request.need)
+    gradients = [next(parts) if wanted else None for wanted in request.need] if formed else None
+    return Made(losses, lse, hit, logits, gradients)
+
+
+# --------------------------------------------------------------------------------- kernels
+def _forward_kernel(
+    x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, factor: Tensor, request: str
+) -> list[Tensor]:
+    with torch.autocast(x.device.type, enabled=False):
+        return _flat(forward(Request.parse(request), WHOLE, x, weight, bias, target, factor))
+
+
+def _backward_kernel(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    lse: Tensor,
+    factor: Tensor,
+    lse_gradient: Tensor | None,
+    request: str,
+) -> list[Tensor]:
+    wanted = Request.parse(request)
+    with torch.autocast(x.device.type, enabled=False):
+        made = backward(wanted, WHOLE, x, weight, bias, target, lse, factor, lse_gradient)
+    return [g for g in made if g is not None]
+
+
+def _kernel(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    valid: Tensor,
+    factor: Tensor,
+    request: str,
+) -> list[Tensor]:
+    """With autograd and without."""
+    from codetta.loss.function import apply
+
+    results = apply(Request.parse(request), WHOLE, target, valid, x, weight, bias, factor)
+    return [r for r in results if r is not None]
+
+
+@torch.library.register_fake("codetta::linear_cross_entropy_forward", lib=_LIBRARY)
+def _forward_fake(
+    x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, factor: Tensor, request: str
+) -> list[Tensor]:
+    wanted = Request.parse(request)
+    m, v = x.shape[0], weight.shape[0]
+    wide = compute_dtype(x.dtype, ())
+    made = [x.new_empty(m, dtype=wide), x.new_empty(m, dtype=wide)]
+    made += [x.new_empty(m, dtype=torch.bool)] if wanted.options.accuracy else []
+    made += [x.new_empty(m, v)] if wanted.options.keep_logits else []
+    if wanted.schedule == "forward":
+        made += _gradients_fake(wanted, x, weight, bias)
+    return made
+
+
+@torch.library.register_fake("codetta::linear_cross_entropy_backward", lib=_LIBRARY)
+def _backward_fake(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    lse: Tensor,
+    factor: Tensor,
+    lse_gradient: Tensor | None,
+    request: str,
+) -> list[Tensor]:
+    return _gradients_fake(Request.parse(request), x, weight, bias)
+
+
+def _gradients_fake(
+    request: Request, x: Tensor, weight: Tensor, bias: Tensor | None
+) -> list[Tensor]:
+    tensors = zip((x, weight, bias), request.need, strict=True)
+    return [t.new_empty(t.shape) for t, wanted in tensors if wanted and t is not None]
+
+
+_LIBRARY.impl("linear_cross_entropy", _kernel, "CompositeImplicitAutograd")
+_LIBRARY.impl("linear_cross_entropy_forward", _forward_kernel, "CompositeExplicitAutograd")
+_LIBRARY.impl("linear_cross_entropy_backward", _backward_kernel, "CompositeExplicitAutograd")
+
+WITH_AUTOGRAD: Any = torch.ops.codetta.linear_cross_entropy.default
+_FORWARD: Any = torch.ops.codetta.linear_cross_entropy_forward.default
+_BACKWARD: Any = torch.ops.codetta.linear_cross_entropy_backward.default

@@ -1,0 +1,101 @@
+"""What a loss is, apart from its tensors."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class LinearCrossEntropyOutput(NamedTuple):
+    """The loss and what was asked for beside it; the rest is None.
+
+    Attributes:
+        loss: () for the reductions 'mean' and 'sum', the shape of the targets for 'none'; fp32, or
+            fp64 for fp64 hidden states.
+        lse: log Σ e^z of every token, in the shape of the targets; differentiable.
+        accuracy: 1 where no logit exceeds the target's, else 0, averaged over the tokens that are
+            not ignored ('mean'), summed ('sum') or per token ('none', 0 where ignored).
+        logits: z, (..., V) in the dtype of the hidden states, without gradient.
+    """
+
+    loss: Tensor
+    lse: Tensor | None
+    accuracy: Tensor | None
+    logits: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Logits:
+    """How logits are made of the product: z = softcap(scale (x Wᵀ + bias)).
+
+    Attributes:
+        bias: whether there is one.
+        scale: 1 for none.
+        cap: z = cap tanh(. / cap); 0 for none.
+    """
+
+    bias: bool = False
+    scale: float = 1.0
+    cap: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The loss of one token: lse − (1 − ε) z_target − ε mean(z) + z_loss lse².
+
+    Attributes:
+        logits: how they are made.
+        smoothing: ε of the formula.
+        z_loss: weight of lse².
+        accuracy: whether the target's logit is compared with the largest.
+        keep_logits: all logits are returned.
+    """
+
+    logits: Logits
+    smoothing: float = 0.0
+    z_loss: float = 0.0
+    accuracy: bool = False
+    keep_logits: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Everything about a call but its tensors.
+
+    Attributes:
+        options: the loss.
+        scalar: the losses are summed; otherwise each is returned.
+        schedule, chunk, limit: what the caller says about the schedule, see
+            :func:`codetta.loss.plan.choose`.
+        need: whether x, weight and bias need gradients.
+    """
+
+    options: Options
+    scalar: bool
+    schedule: str | None
+    chunk: int | None
+    limit: int
+    need: tuple[bool, bool, bool] = (False, False, False)
+
+    @property
+    def text(self) -> str:
+        """As an operator takes it; :meth:`parse` reads it."""
+        o, z = self.options, self.options.logits
+        parts = (
+            (z.bias, z.scale, z.cap), (o.smoothing, o.z_loss, o.accuracy, o.keep_logits),
+            (self.scalar, self.schedule, self.chunk, self.limit), self.need,
+        )  # fmt: skip
+        return repr(parts)
+
+    @staticmethod
+    @lru_cache(maxsize=1024)
+    def parse(text: str) -> Request:
+        logits, options, (scalar, schedule, chunk, limit), need = ast.literal_eval(text)
+        return Request(Options(Logits(*logits), *options), scalar, schedule, chunk, limit, need)
+
+    def needing(self, need: tuple[bool, bool, bool]) -> Request:
+        return replace(self, need=need)

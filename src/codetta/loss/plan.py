@@ -1,0 +1,228 @@
+"""When which chunk of logits is computed: the schedules of the loss head and what they cost.
+
+    forward     for each chunk of tokens: its logits, statistics, dz, dx and its share of dW, all in
+                the forward pass; the backward multiplies by the upstream gradient. Three GEMMs.
+                Only for a loss that is one number, since then gradients are linear in one number.
+    recompute   the forward keeps statistics only; the backward computes the logits again. Four
+                GEMMs, any upstream gradient. Its backward goes over chunks of the vocabulary
+                (dW of a chunk is complete at once, dx is summed) or of the tokens (the reverse).
+
+A sum over chunks needs more digits than a 16-bit result and is rounded once. It is kept in fp32,
+4 V D bytes for dW or 4 M D for dx beside the result; or, of bf16, split into two bf16 numbers of
+which the higher one becomes the result: 2 V D bytes more, 16 bits, and a kernel that loads and
+stores two tiles.
+
+The cheapest schedule whose extra memory stays within a limit is chosen; extra is what is alive at
+the peak beside inputs and gradients. Time is counted GEMM by GEMM, the larger of its operations and
+its bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+#: Extra memory that an automatic choice may take, in bytes.
+MEMORY_LIMIT = 1 << 30
+#: Dense 16-bit tensor-core rate and memory bandwidth that an H200 sustains, and a kernel's launch.
+FLOPS_PER_SECOND, BYTES_PER_SECOND, LAUNCH_SECONDS = 7.0e14, 4.0e12, 5e-6
+#: A kernel hides all but this share of the smaller of its two times.
+UNHIDDEN = 0.1
+#: A GEMM whose epilogue loads two tiles takes this much longer than the plain one.
+SPLIT_COST = 1.15
+#: Sizes of chunks that are tried: multiples of a tile, four from one power of two to the next.
+CHUNKS = (128, 256, 384, 512, *(128 * k << i for i in range(9) for k in (5, 6, 7, 8)))
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Sizes of a loss head, and what is asked of it.
+
+    Attributes:
+        m, d, v: tokens, width of the hidden states, rows of the weight.
+        dtype: of hidden states and weight.
+        scalar: the losses are summed, so there is one upstream gradient.
+        dx, dw, db: which gradients will be needed, of hidden states, weight and bias.
+    """
+
+    m: int
+    d: int
+    v: int
+    dtype: torch.dtype
+    scalar: bool
+    dx: bool
+    dw: bool
+    db: bool = False
+
+    @property
+    def differentiated(self) -> bool:
+        return self.dx or self.dw or self.db
+
+    @property
+    def narrow(self) -> bool:
+        """Whether a sum over chunks must be kept wider than the result."""
+        return self.dtype.itemsize < 4
+
+
+@dataclass(frozen=True, slots=True)
+class LossPlan:
+    """One schedule with its costs.
+
+    Attributes:
+        schedule: 'forward' or 'recompute'.
+        over: what the backward of 'recompute' is cut along, 'vocabulary' or 'tokens'.
+        rows: tokens of a chunk of the forward pass.
+        chunk: tokens or vocabulary rows of a chunk of the backward of 'recompute'.
+        split: whether sums over chunks are kept as two numbers of the result's dtype.
+        seconds: forward and backward on an H200, by the model.
+        bytes_extra: peak memory beside inputs and gradients.
+    """
+
+    schedule: str
+    over: str
+    rows: int
+    chunk: int
+    split: bool
+    seconds: float
+    bytes_extra: int
+
+    def __str__(self) -> str:
+        how = f"chunks of {self.rows} tokens"
+        if self.schedule == "recompute":
+            how += f", backward in chunks of {self.chunk} of the {self.over}"
+        how += ", sums split" if self.split else ""
+        return (
+            f"{self.schedule}: {how}; {self.bytes_extra / 2**20:.0f} MiB extra, "
+            f"{self.seconds * 1e3:.2f} ms by the model"
+        )
+
+
+def choose(
+    problem: Problem,
+    *,
+    schedule: str | None = None,
+    chunk: int | None = None,
+    limit: int = MEMORY_LIMIT,
+) -> LossPlan:
+    """The fastest schedule within the limit; the smallest if none is.
+
+    Args:
+        schedule: 'forward' or 'recompute' to have that one. Nothing to differentiate, or more
+            than one upstream gradient, leave no choice.
+        chunk: number of tokens of a chunk, in the backward too.
+    """
+    return _chosen(problem, schedule, chunk, limit)
+
+
+@lru_cache(maxsize=1024)
+def _chosen(problem: Problem, schedule: str | None, chunk: int | None, limit: int) -> LossPlan:
+    possible = list(candidates(problem, chunk))
+    found = [p for p in possible if _allowed(p, problem, schedule)] or possible
+    fitting = [p for p in found if p.bytes_extra <= limit]
+    if not fitting:
+        return min(found, key=lambda p: (p.bytes_extra, p.seconds))
+    return min(fitting, key=lambda p: (p.seconds, p.bytes_extra))
+
+
+def _allowed(plan: LossPlan, problem: Problem, schedule: str | None) -> bool:
+    # Gradients of fp16 that are formed before the upstream gradient (a loss scale) is known would
+    # vanish: 1 / M alone is below the smallest fp16 number for M = 2^25, p / M long before.
+    vanishing = plan.schedule == "forward" and problem.dtype is torch.float16
+    return plan.schedule == schedule or (schedule is None and not vanishing)
+
+
+def candidates(problem: Problem, chunk: int | None = None) -> Iterator[LossPlan]:
+    """All schedules of a problem that are possible."""
+    for rows in _sizes(problem.m, chunk):
+        if problem.scalar and problem.differentiated:
+            yield _forward(problem, rows, False)
+            if problem.dtype is torch.bfloat16:
+                yield _forward(problem, rows, True)
+        if chunk is not None:
+            yield _recompute(problem, rows, "tokens", rows)
+    if chunk is None:
+        statistics = max(128, _CHUNK_ELEMENTS // problem.v // 128 * 128)
+        for over, size in (("tokens", problem.m), ("vocabulary", problem.v)):
+            for part in _sizes(size, None):
+                yield _recompute(problem, max(1, min(problem.m, statistics)), over, part)
+
+
+#: Elements of a chunk of logits in a pass that stores none of them on a GPU; the reference does.
+_CHUNK_ELEMENTS = 1 << 28
+
+
+def _sizes(size: int, chunk: int | None) -> list[int]:
+    if chunk is not None:
+        return [max(1, min(chunk, size))]
+    return [c for c in CHUNKS if c < size] + ([max(1, size)] if size <= CHUNKS[-1] else [])
+
+
+# ------------------------------------------------------------------------------------- costs
+def _forward(p: Problem, rows: int, split: bool) -> LossPlan:
+    chunks = _pieces(p.m, rows)
+    e = p.dtype.itemsize
+    kept = rows * p.v * e
+    slower = SPLIT_COST if split and chunks > 1 else 1.0
+    seconds = chunks * (
+        _gemm(rows, p.v, p.d, e, e)
+        + _kernel(2 * kept)
+        + (_gemm(rows, p.d, p.v, e, e) if p.dx else 0.0)
+        + (_gemm(p.v, p.d, rows, e, _sum_bytes(p, chunks)) * slower if p.dw else 0.0)
+    )
+    scaled = (p.m * p.dx + p.v * p.dw) * p.d * e
+    seconds += _kernel(2 * scaled)
+    extra = 2 * kept
+    if p.dw and p.narrow and chunks > 1:
+        extra += (e if split else 4) * p.v * p.d
+        seconds += 0.0 if split else _kernel((4 + e) * p.v * p.d)
+    return LossPlan("forward", "tokens", rows, rows, split, seconds, extra)
+
+
+def _recompute(p: Problem, rows: int, over: str, chunk: int) -> LossPlan:
+    e = p.dtype.itemsize
+    passes = _pieces(p.m, rows)
+    seconds = passes * _gemm(rows, p.v, p.d, e, 0)
+    extra = 0
+    if p.differentiated:
+        m, v = (chunk, p.v) if over == "tokens" else (p.m, chunk)
+        chunks = _pieces(p.m, m) * _pieces(p.v, v)
+        total = _sum_bytes(p, chunks)
+        x_bytes, w_bytes = (e, total) if over == "tokens" else (total, e)
+        seconds += chunks * (
+            _gemm(m, v, p.d, e, e)
+            + (_gemm(m, p.d, v, e, x_bytes) if p.dx else 0.0)
+            + (_gemm(v, p.d, m, e, w_bytes) if p.dw else 0.0)
+        )
+        extra = m * v * e
+        if chunks > 1:
+            if over == "tokens":  # a part of dx is made, then put where it belongs
+                extra, summed = extra + m * p.d * e * p.dx, p.v * p.d * p.dw
+            else:
+                extra, summed = extra + v * p.d * e * p.dw, p.m * p.d * p.dx
+            seconds += _kernel(2 * (p.m * p.d if over == "tokens" else p.v * p.d) * e)
+            if p.narrow:
+                extra += 4 * summed
+                seconds += _kernel((4 + e) * summed)
+    return LossPlan("recompute", over, rows, chunk, False, seconds, extra)
+
+
+def _pieces(size: int, part: int) -> int:
+    return max(1, -(-size // max(1, part)))
+
+
+def _sum_bytes(p: Problem, chunks: int) -> int:
+    """Bytes written and read per element of a product that is added to a sum over chunks."""
+    return p.dtype.itemsize if chunks == 1 else 2 * max(4, p.dtype.itemsize)
+
+
+def _gemm(m: int, n: int, k: int, read: int, written: int) -> float:
+    operations = 2 * m * n * k / FLOPS_PER_SECOND
+    moved = ((m + n) * k * read + m * n * written) / BYTES_PER_SECOND
+    return max(operations, moved) + UNHIDDEN * min(operations, moved) + LAUNCH_SECONDS
+
+
+def _kernel(moved: int) -> float:
+    return moved / BYTES_PER_SECOND + LAUNCH_SECONDS

@@ -1,0 +1,65 @@
+"""The loss head as a module."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from codetta.loss import linear_cross_entropy
+
+
+class LinearCrossEntropyLoss(nn.Module):
+    """Cross-entropy of a head that is never evaluated; :func:`codetta.linear_cross_entropy`.
+
+    The settings of the loss are the module's, the tensors are the call's. It has no parameters: the
+    head stays where it is, and may be tied.
+
+        criterion = codetta.nn.LinearCrossEntropyLoss(shift=True)
+        loss = criterion(hidden, model.lm_head.weight, input_ids)
+
+    Args:
+        settings: keyword arguments of :func:`codetta.linear_cross_entropy` but its tensors.
+    """
+
+    def __init__(
+        self,
+        *,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+        softcap: float | None = None,
+        logit_scale: float = 1.0,
+        z_loss: float = 0.0,
+        shift: bool = False,
+        **settings: Any,
+    ) -> None:
+        super().__init__()
+        self.settings: dict[str, Any] = {
+            "ignore_index": ignore_index, "reduction": reduction,
+            "label_smoothing": label_smoothing, "softcap": softcap, "logit_scale": logit_scale,
+            "z_loss": z_loss, "shift": shift, **settings,
+        }  # fmt: skip
+
+    def forward(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        target: Tensor,
+        bias: Tensor | None = None,
+        *,
+        token_weight: Tensor | None = None,
+        num_items_in_batch: int | float | Tensor | None = None,
+    ) -> Any:
+        """x (..., D), weight (V, D), target (...) -> what the function returns."""
+        return linear_cross_entropy(
+            x, weight, target, bias=bias, token_weight=token_weight,
+            num_items_in_batch=num_items_in_batch, **self.settings,
+        )  # fmt: skip
+
+    def extra_repr(self) -> str:
+        """The settings that are not the default ones."""
+        return ", ".join(f"{k}={v!r}" for k, v in self.settings.items() if v != _DEFAULTS.get(k))
+
+
+_DEFAULTS: dict[str, Any] = LinearCrossEntropyLoss().settings

@@ -1,0 +1,224 @@
+"""Rounding: the error budget in every dtype, and what breaks it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from helpers.budget import norm, within_budget
+from helpers.mutation import fails_when_broken
+from loss_oracle import head, reference
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import codetta
+from codetta.loss import engine, operator
+from codetta.loss.head import Head
+from codetta.loss.sums import Sums
+
+SCHEDULES = ("forward", "recompute")
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+OPTIONS = (
+    {},
+    {"label_smoothing": 0.2, "z_loss": 1e-2},
+    {"softcap": 5.0, "logit_scale": 0.5},
+    {"reduction": "sum"},
+)
+SIZE = {"d": 32, "v": 150}
+
+
+def values(function, dtype, options, m=37, spread=0.2, upstream=1.0):
+    """Loss and gradients of a head in ``dtype``."""
+    x, weight, target, bias = head(m, dtype=dtype, spread=spread, **SIZE)
+    made = function(x, weight, target, bias=bias, **options)
+    loss = made[0] if isinstance(made, tuple) else made
+    return [loss.detach(), *torch.autograd.grad(loss * upstream, (x, weight, bias))]
+
+
+def exact(dtype, options, **more):
+    """What fp64 makes of the rounded tensors."""
+
+    def rounded(x, weight, target, bias, **o):
+        leaves = [t.to(dtype).double() for t in (x, weight, bias)]
+        return reference(*leaves[:2], target, bias=leaves[2], **o)
+
+    return values(rounded, torch.float64, options, **more)
+
+
+def judge(dtype, options, schedule, chunk=16, **more):
+    ours = {"schedule": schedule, "chunk": chunk}
+    got = values(codetta.linear_cross_entropy, dtype, {**options, **ours}, **more)
+    eager = values(reference, dtype, options, **more)
+    names = ("loss", "dx", "dW", "dbias")
+    for name, *three in zip(names, got, exact(dtype, options, **more), eager, strict=True):
+        within_budget(name, *three)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda o: "-".join(o) or "plain")
+def test_errors_stay_within_the_budget(backend, dtype, options, schedule):
+    judge(dtype, options, schedule)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
+def test_confident_predictions_keep_their_gradients(backend, dtype, schedule):
+    """Where p is near 1 the gradient is p - 1, of which a rounded logit would leave nothing."""
+    judge(dtype, {}, schedule, spread=2.0, upstream=64.0)
+
+
+def test_gradients_of_fp16_survive_a_loss_scale(backend):
+    """1 / M times a probability is no number of fp16; times the scale it is."""
+    options = {"num_items_in_batch": 2**22}
+    got = values(codetta.linear_cross_entropy, torch.float16, options, upstream=2.0**20)
+    eager = values(reference, torch.float16, options, upstream=2.0**20)
+    for name, *three in zip(
+        ("loss", "dx", "dW"), got, exact(torch.float16, options, upstream=2.0**20), eager,
+        strict=False,
+    ):  # fmt: skip
+        within_budget(name, *three)
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_the_weight_gradient_is_summed_with_more_digits(backend, split, monkeypatch):
+    """Over many chunks the error is that of one rounding; a bf16 sum would have grown past it."""
+    made = operator.choose
+
+    def choose(problem, **options):
+        return dataclasses.replace(made(problem, **options), split=split)
+
+    monkeypatch.setattr(operator, "choose", choose)
+    x, weight, target, _ = head(512, dtype=torch.bfloat16, spread=0.1, ignored=0, **SIZE)
+    wide = [t.detach().double().requires_grad_() for t in (x, weight)]
+    (expected,) = torch.autograd.grad(reference(*wide, target, reduction="sum")[0], wide[1])
+    errors = {}
+    for chunk in (8, 512):
+        loss = codetta.linear_cross_entropy(
+            x, weight, target, reduction="sum", schedule="forward", chunk=chunk
+        )
+        (got,) = torch.autograd.grad(loss, weight)
+        errors[chunk] = norm(got.double() - expected)
+    assert errors[8] <= 1.05 * errors[512]
+
+
+def test_that_many_bf16_additions_would_show():
+    """The size of the error that the test above would find."""
+    total, exact = torch.zeros(1000, dtype=torch.bfloat16), torch.zeros(1000, dtype=torch.float64)
+    for _ in range(64):
+        part = torch.randn(1000)
+        total += part.bfloat16()
+        exact += part
+    once = norm(exact.bfloat16().double() - exact)
+    assert norm(total.double() - exact) > 2 * once
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_the_budget_finds_broken_kernels(schedule):
+    fails_when_broken(lambda: judge(torch.bfloat16, {}, schedule))
+    if schedule == "forward":
+        fails_when_broken(lambda: judge(torch.bfloat16, {}, schedule), ops=("pointwise",))
+
+
+def _no_smoothing(monkeypatch):
+    made = engine._masses
+
+    def without(head, lse, scale, lse_gradient):
+        masses = made(head, lse, scale, lse_gradient)
+        return (masses[0], scale, 0.0 * scale)
+
+    monkeypatch.setattr(engine, "_masses", without)
+
+
+def _no_z_loss(monkeypatch):
+    made = engine._masses
+
+    def without(head, *rest):
+        options = dataclasses.replace(head.options, z_loss=0.0)
+        return made(dataclasses.replace(head, options=options), *rest)
+
+    monkeypatch.setattr(engine, "_masses", without)
+
+
+def _wrong_divisor(monkeypatch):
+    made = engine.forward
+
+    def wrong(head, scale, plan, need):
+        return made(head, scale * len(scale) / (len(scale) - 1), plan, need)
+
+    monkeypatch.setattr("codetta.loss.engine.forward", wrong)
+
+
+def _lse_of_unrounded_logits(monkeypatch):
+    made = engine.statistics
+
+    def exact(*arguments):
+        return made(*arguments[:-1], "exact" if arguments[-1] else "")
+
+    monkeypatch.setattr(engine, "statistics", exact)
+
+
+def _target_of_the_neighbour(monkeypatch):
+    made = Head.rows
+
+    def shifted(self, start, stop):
+        part = made(self, start, stop)
+        return dataclasses.replace(part, target=part.target.roll(1))
+
+    monkeypatch.setattr(Head, "rows", shifted)
+
+
+def _last_chunk_dropped(monkeypatch):
+    made = Sums.add
+
+    def dropped(self, part, start, dz, *rest):
+        made(self, part, start, dz if start < 32 else torch.zeros_like(dz), *rest)
+
+    monkeypatch.setattr(Sums, "add", dropped)
+
+
+@pytest.mark.parametrize(
+    "mutate",
+    [_no_smoothing, _no_z_loss, _wrong_divisor, _target_of_the_neighbour, _last_chunk_dropped],
+)
+def test_the_budget_finds_wrong_formulas(mutate, monkeypatch):
+    judge(torch.float32, OPTIONS[1], "forward")
+    mutate(monkeypatch)
+    with pytest.raises(AssertionError):
+        judge(torch.float32, OPTIONS[1], "forward")
+
+
+def test_the_budget_finds_the_wrong_log_sum_exp(monkeypatch):
+    judge(torch.bfloat16, {}, "forward", spread=2.0, upstream=64.0)
+    _lse_of_unrounded_logits(monkeypatch)
+    with pytest.raises(AssertionError):
+        judge(torch.bfloat16, {}, "forward", spread=2.0, upstream=64.0)
+
+
+class Sizes(TorchDispatchMode):
+    """Number of elements of the largest result of any operator."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for x in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(x, torch.Tensor):
+                self.largest = max(self.largest, x.numel())
+        return out
+
+
+@pytest.mark.parametrize(
+    ("schedule", "reduction"), [("forward", "mean"), ("recompute", "mean"), ("recompute", "none")]
+)
+def test_no_more_than_a_chunk_of_logits_is_ever_alive(schedule, reduction):
+    m, chunk = 256, 16
+    x, weight, target, bias = head(m, d=4, v=300, dtype=torch.bfloat16)
+    # What runs inside the operators too: the kernels of the reference are plain PyTorch.
+    with codetta.use_backend("reference"), Sizes() as sizes:
+        loss = codetta.linear_cross_entropy(
+            x, weight, target, bias=bias, reduction=reduction, schedule=schedule, chunk=chunk,
+            label_smoothing=0.1, return_lse=True, return_accuracy=True,
+        ).loss  # fmt: skip
+        loss.sum().backward()
+    assert chunk * 300 <= sizes.largest <= 2 * chunk * 300 < m * 300 / 4
