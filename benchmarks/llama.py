@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from llama_models import CASES, CONTENDERS, Case, Contender, build
+from llama_models import CASES, CONTENDERS, STEP_ONLY, Case, Contender, build
 from measure import (
     Budget,
     device,
@@ -260,6 +260,7 @@ def main(arguments: list[str] | None = None) -> None:
                     print(f"{name}, {part}: not begun, {budget.left():.0f} s left; run again")
                     return
                 names = args.contender or list(CONTENDERS)
+                names = [n for n in names if part == "step" or n not in STEP_ONLY]
                 made = measure(CASES[name], part, names, args.rounds, args.steps, budget)
                 write_json(file, made)
                 torch._dynamo.reset()

@@ -142,7 +142,7 @@ def liger_compiled(model: Any) -> Contender:
     return _of(twin, _compiler, use_cache=False)
 
 
-def coda(model: Any) -> Contender:
+def coda(model: Any, logits: str = "keep") -> Contender:
     from unittest import mock
 
     from codetta.capture import backend
@@ -164,14 +164,17 @@ def coda(model: Any) -> Contender:
 
         return run
 
-    made = _of(sharing(model), _coda_compiler, use_cache=False)
+    def compiler(m: Any) -> Any:
+        import codetta
+
+        return codetta.compile(m, dynamic=False, logits=logits)
+
+    made = _of(sharing(model), compiler, use_cache=False)
     return Contender(observed(made.loss), observed(made.hidden), rewriting)
 
 
-def _coda_compiler(model: Any) -> Any:
-    import codetta
-
-    return codetta.compile(model, dynamic=False)
+def coda_without_logits(model: Any) -> Contender:
+    return coda(model, logits="none")
 
 
 CONTENDERS: dict[str, Callable[[Any], Contender]] = {
@@ -182,7 +185,10 @@ CONTENDERS: dict[str, Callable[[Any], Contender]] = {
     "Liger": liger,
     "Liger + torch.compile, causal": liger_compiled,
     "CODA": coda,
+    "CODA, no logits": coda_without_logits,
 }
+#: The same as another where there is no head.
+STEP_ONLY = ("CODA, no logits",)
 
 
 # ------------------------------------------------------------------------------ modifications

@@ -42,6 +42,12 @@ def test_wrong_contender_is_seen_in_the_difference_to_eager():
     assert min(found["relative_difference_to_eager"]["spoiled"].values()) > 5e-4
 
 
+def test_contender_without_logits_has_the_loss_and_gradients_of_eager():
+    found = llama.measure(TINY, "step", ["CODA, no logits"], 1, 1, Budget(60))
+    assert found["failed"] == {}
+    assert max(found["relative_difference_to_eager"]["CODA, no logits"].values()) < 2e-5
+
+
 def test_contender_that_fails_costs_itself_only():
     def broken(model):
         raise RuntimeError("no such kernel")

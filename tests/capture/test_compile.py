@@ -95,10 +95,9 @@ def test_an_unknown_value_is_refused(given):
         codetta.compile(nn.Linear(4, 4), **given)
 
 
-@pytest.mark.parametrize("given", [{"pack": True}, {"logits": "none"}])
-def test_what_is_not_there_yet_says_so(given):
-    with pytest.raises(errors.NotBuilt, match=next(iter(given))):
-        codetta.compile(nn.Linear(4, 4), **given)
+def test_what_is_not_there_yet_says_so():
+    with pytest.raises(errors.NotBuilt, match="pack"):
+        codetta.compile(nn.Linear(4, 4), pack=True)
 
 
 def test_three_lengths_are_two_compilations():

@@ -1,4 +1,4 @@
-"""LoRA as the peft library builds it: adapters are in the graph, so they are computed and trained."""
+"""LoRA as the peft library builds it: adapters are in the graph, so they are trained."""
 
 from __future__ import annotations
 

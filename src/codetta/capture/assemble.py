@@ -304,7 +304,7 @@ class Assembly:
         for i in sorted(self.inside):
             if self.regions.nodes[i].op == "mm":
                 stack = self.regions.reading.owner[i].meta.get("nn_module_stack") or {}
-                found.append(_path(stack))
+                found.append(module_path(stack))
         return tuple(dict.fromkeys(p for p in found if p))
 
 
@@ -327,7 +327,7 @@ def _mask(joined: list[Joined]) -> tuple[int, int] | None:
     return masks.pop() if masks else None
 
 
-def _path(stack: dict[str, Any]) -> str:
+def module_path(stack: dict[str, Any]) -> str:
     """Dotted path of the innermost module of a node."""
     if not stack:
         return ""

@@ -14,6 +14,7 @@ from torch import Tensor, fx, nn
 
 from codetta.capture.checkpoint import rewrite_bodies, run_checkpointed
 from codetta.capture.rewrite import Rewritten, rewrite
+from codetta.capture.withheld import withholding
 from codetta.errors import ShardedParameters
 
 
@@ -27,23 +28,27 @@ class Compiler:
         options: for Inductor.
         rewritten: what was done to each graph, in the order in which they came; its length is the
             number of compilations.
+        logits: 'keep', or 'none': those of which a graph computes a loss are not returned.
     """
 
     rest: str = "auto"
     options: Mapping[str, Any] = field(default_factory=dict)
     rewritten: list[Rewritten] = field(default_factory=list)
+    logits: str = "keep"
 
     def __call__(self, module: fx.GraphModule, inputs: list[Any], **ignored: Any) -> Any:
         refuse_sharded(inputs)
         parameters = parameters_of(module, inputs)
         bodies = rewrite_bodies(module, inputs, parameters)
-        report = rewrite(module, inputs, parameters)
+        report = rewrite(module, inputs, parameters, keep_logits=self.logits == "keep")
         for body in bodies:
             report.calls += body.calls
             report.left += body.left
             report.attention += body.attention
+            report.heads += body.heads
         self.rewritten.append(report)
-        return self.finish(module, inputs)
+        made = self.finish(module, inputs)
+        return withholding(made, report.dropped) if report.dropped else made
 
     def finish(self, module: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         """Compile the rest."""

@@ -113,7 +113,7 @@ class RegionCall:
             on, columns = self.mask
             named[IS_ROTATED] = torch.cat((x.new_ones(on), x.new_zeros(columns - on)))
         plan = self.shared_plan(self.layout(backend_for(x).name == "cuda"))
-        with _no_autocast(x.device.type):
+        with no_autocast(x.device.type):
             found = apply_plan(plan, {i.name: named[i.name] for i in plan.inputs}, BACKWARD)
         cut = _cut(self.made, found)
         return tuple(_output(m, cut[m.output, m.columns], arguments) for m in self.made)
@@ -166,7 +166,7 @@ def _cut(
     return cut
 
 
-def _no_autocast(device: str) -> AbstractContextManager[Any]:
+def no_autocast(device: str) -> AbstractContextManager[Any]:
     """The graph's own casts are in the Plan already."""
     if torch.is_autocast_enabled(device):
         return torch.autocast(device, enabled=False)

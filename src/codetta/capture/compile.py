@@ -40,7 +40,10 @@ def compile(
         model: a module or a function. None: returns a decorator.
         backend: what compiles the rewritten graph. 'auto' is 'inductor' for models on a GPU and
             'eager' elsewhere. 'eager' and 'aot_eager' generate no code.
-        logits: 'keep': they are computed as the model computes them. 'none' is not built yet.
+        logits: 'keep' or 'none'. Where a graph computes a cross-entropy of logits and returns no
+            logits, they are never stored, with either. Where it returns them, too, 'keep' stores
+            them as the model does; 'none' computes the loss without them, and what is returned in
+            their place raises LogitsNotKept on use. Without labels logits are returned as usual.
         pack: True is not built yet. Weights that share an input are laid side by side in each
             forward.
         mode: as in torch.compile; its options for Inductor are combined with ``options``.
@@ -53,7 +56,7 @@ def compile(
 
     Raises:
         UnknownOption: for another value of ``backend`` or ``logits``.
-        NotBuilt: for ``logits='none'`` and ``pack=True``.
+        NotBuilt: for ``pack=True``.
         ShardedParameters: the model has DTensor parameters.
     """
     if model is None:
@@ -63,15 +66,13 @@ def compile(
         )  # fmt: skip
     _check("backend", backend, _BACKENDS)
     _check("logits", logits, ("keep", "none"))
-    if logits == "none":
-        raise NotBuilt(what="logits='none'", fix="logits='keep', which computes them")
     if pack:
         raise NotBuilt(
             what="pack=True", fix="pack=False, which lays the weights side by side in each forward"
         )
     if isinstance(model, nn.Module):
         refuse_sharded(list(model.parameters()))
-    compiler = Compiler(backend, inductor_options(mode, options))
+    compiler = Compiler(backend, inductor_options(mode, options), logits=logits)
     compiled: Any = torch.compile(model, backend=compiler, **torch_compile_options)
     # A plain attribute: an OptimizedModule would hand it on to the model, which must not change.
     object.__setattr__(compiled, "codetta_compiler", compiler)

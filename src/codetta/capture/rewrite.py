@@ -1,6 +1,7 @@
 """A PyTorch graph with its regions in the place of what they compute.
 
     observe.py   what each node does, in aten operators
+    head.py      heads whose logits only a loss reads (logits.py), as one call (headcall.py)
     lens.py      those operators as one Plan (rules.py and the families beside it)
     regions.py   the Plan cut at what the language cannot say
     join.py      q, k and v side by side
@@ -23,6 +24,7 @@ from torch import Tensor, fx
 from codetta.capture.assemble import Assembly, LeftAlone
 from codetta.capture.attention import causal_masks
 from codetta.capture.call import RegionCall
+from codetta.capture.headcall import HeadCall, fuse_heads
 from codetta.capture.lens import Lens
 from codetta.capture.observe import Call, Observed, observe, tensors_in
 from codetta.capture.regions import Regions, read
@@ -48,12 +50,16 @@ class Rewritten:
         region: for nodes that were read into a region, its call's name, or the node that stands for
             it in ``left``.
         attention: notes on attention's mask: where it became ``is_causal``, where not, and why.
+        heads: calls that are a head and its loss.
+        dropped: which of the graph's results, logits, it no longer returns.
     """
 
     calls: list[RegionCall] = field(default_factory=list)
     left: list[Left] = field(default_factory=list)
     region: dict[str, str] = field(default_factory=dict)
     attention: list[str] = field(default_factory=list)
+    heads: list[HeadCall] = field(default_factory=list)
+    dropped: list[int] = field(default_factory=list)
 
 
 def rewrite(
@@ -61,6 +67,7 @@ def rewrite(
     inputs: Sequence[Any],
     parameters: set[int],
     masks: Mapping[int, str | None] | None = None,
+    keep_logits: bool = True,
 ) -> Rewritten:
     """Replace regions of ``module`` in place.
 
@@ -69,11 +76,13 @@ def rewrite(
         parameters: which of them are parameters or buffers.
         masks: which of them are attention masks that a calling graph made, and why they are not
             known to be causal (None: they are).
+        keep_logits: False: logits of which the graph computes a loss are not returned.
     """
     graph = module.graph
     seen = observe(module, list(inputs))
     lens = Lens(seen, _fixed(graph, parameters))
     skip = untouchable(graph, seen)
+    fused = fuse_heads(graph, seen, skip, keep_logits)
     placeholders = [n.name for n in graph.nodes if n.op == "placeholder"]
     given = {placeholders[i]: reason for i, reason in (masks or {}).items()}
     notes = causal_masks(graph, seen, skip, given)
@@ -82,7 +91,7 @@ def rewrite(
     regions = Regions(reading, graph, ordered)
     found = regions.find()
     region_of = {i: r for r in found for i in r.values}
-    report = Rewritten(attention=notes)
+    report = Rewritten([], [], dict(fused.members), notes, fused.calls, fused.dropped)
     replaced: dict[fx.Node, fx.Node] = {}
     for region in found:
         assembly = Assembly(regions, region, region_of, len(report.calls))
@@ -96,10 +105,10 @@ def rewrite(
         report.region |= dict.fromkeys(assembly.members, call.naive.name)
         splice(graph, call, assembly.arguments, assembly.results, replaced)
         report.calls.append(call)
-    report.left += [
-        Left(n.name, _what(n), why) for n, why in lens.reasons.items() if n in regions.alive
-    ]
-    if replaced or notes:
+    reasons = lens.reasons | {n: r for n in graph.nodes if (r := fused.reasons.get(n.name))}
+    shown = (n for n in reasons if n in regions.alive or n.name in fused.reasons)
+    report.left += [Left(n.name, _what(n), reasons[n]) for n in shown]
+    if replaced or notes or fused.calls:
         sort(graph, ordered)
         graph.eliminate_dead_code(lambda node: node.is_impure() or node in ordered)
         graph.lint()

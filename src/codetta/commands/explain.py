@@ -31,6 +31,9 @@ def explain_command(
         int,
         typer.Option(min=0, help="Trace this many and one more, count the rest alike; 0: all."),
     ] = 2,
+    logits: Annotated[
+        str, typer.Option(help="keep, or none: the loss is computed without storing logits.")
+    ] = "keep",
     details: Annotated[bool, typer.Option("--details", help="Every kernel, as formulas.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write one HTML page here.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -38,11 +41,14 @@ def explain_command(
     """Show each GEMM with its epilogue, what was fused, what was left and why, before and after."""
     if dtype not in _DTYPES:
         raise typer.BadParameter(f"give one of {', '.join(_DTYPES)}", param_hint="--dtype")
+    if logits not in ("keep", "none"):
+        raise typer.BadParameter("give keep or none", param_hint="--logits")
     console = Console(stderr=True)
     with console.status(f"tracing {model}"):
         found = explain_model(
-            model, tokens=tokens, batch=batch, dtype=_DTYPES[dtype], layers=layers or None
-        ).on(gpu)
+            model, tokens=tokens, batch=batch, dtype=_DTYPES[dtype], layers=layers or None,
+            logits=logits,
+        ).on(gpu)  # fmt: skip
     if html is not None:
         found.to_html(html)
     if as_json:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from codetta.capture.compile import compile
 from codetta.errors import MissingPackage, UnknownModel
 from codetta.explanation.facts import Explanation, LeftFact, RegionFact
 from codetta.explanation.record import explain, label
@@ -48,11 +49,18 @@ SHORTHANDS: dict[str, dict[str, Any]] = {
 
 
 def explain_model(
-    name: str, *, tokens: int, batch: int, dtype: torch.dtype, layers: int | None
+    name: str,
+    *,
+    tokens: int,
+    batch: int,
+    dtype: torch.dtype,
+    layers: int | None,
+    logits: str = "keep",
 ) -> Explanation:
     """Explain the training step of a named model on ``batch`` rows of ``tokens`` tokens.
 
-    ``layers``: how many are traced; the rest is counted like them. None traces all.
+    ``layers``: how many are traced; the rest is counted like them. None traces all. ``logits``: as
+    in :func:`codetta.compile`.
 
     Raises:
         UnknownModel: it is none of the shorthands and transformers cannot load its config.
@@ -62,8 +70,8 @@ def explain_model(
     has = int(text.num_hidden_layers)
     size = (batch, tokens)
     if layers is None or layers + 1 >= has:
-        return replace(_explained(config, has, size, dtype), model=name)
-    less, more = (_explained(config, n, size, dtype) for n in (layers, layers + 1))
+        return replace(_explained(config, has, size, dtype, logits), model=name)
+    less, more = (_explained(config, n, size, dtype, logits) for n in (layers, layers + 1))
     return replace(extrapolated(less, more, layers, has), model=name)
 
 
@@ -111,8 +119,10 @@ def on_meta(config: Any, layers: int, dtype: torch.dtype) -> nn.Module:
     return made
 
 
-def _explained(config: Any, layers: int, size: tuple[int, int], dtype: torch.dtype) -> Explanation:
-    model = on_meta(config, layers, dtype)
+def _explained(
+    config: Any, layers: int, size: tuple[int, int], dtype: torch.dtype, logits: str = "keep"
+) -> Explanation:
+    model = compile(on_meta(config, layers, dtype), logits=logits)
     ids = torch.zeros(size, dtype=torch.long, device="meta")
     cache = {"use_cache": False} if getattr(config, "use_cache", None) is not None else {}
     return replace(explain(model, input_ids=ids, labels=ids, **cache), layers=layers)

@@ -10,7 +10,7 @@ and its log-sum-exp written), whatever a CPU would make of it.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import flop_registry
 
 from codetta.capture.call import RegionCall
+from codetta.capture.headcall import HeadCall
 from codetta.explanation.facts import ATTENTION, BACKWARD, FORWARD, GEMM, MEMORY, KernelFact
 
 aten = torch.ops.aten
@@ -68,6 +69,14 @@ def measure(module: fx.GraphModule, inputs: list[Any]) -> Measured:
     return counter.found
 
 
+def counted(run: Callable[[], object]) -> list[KernelFact]:
+    """The kernels of a function over tensors without memory, forward only."""
+    counter = _Counter()
+    with torch.no_grad(), counter:
+        run()
+    return [k for found in counter.found.kernels.values() for k in found]
+
+
 def is_attention(node: fx.Node) -> bool:
     """Whether a node is PyTorch's attention."""
     return getattr(node.target, "__name__", str(node.target)) == _SDPA
@@ -107,6 +116,9 @@ class _Runner(fx.Interpreter):
         elif isinstance(n.target, RegionCall):
             found.arguments[n.name] = [self.env[a] for a in _arguments(n)]
             result = _StandIn.apply(_results(n), *found.arguments[n.name])
+        elif isinstance(n.target, HeadCall):
+            found.arguments[n.name] = [self.env[a] for a in _arguments(n)]
+            (result,) = _StandIn.apply([n.meta["example_value"]], *found.arguments[n.name])
         else:
             result = super().run_node(n)
             if is_attention(n) and result.ndim == 4:  # flash attention's layout: heads inside

@@ -91,6 +91,7 @@ class RegionFact:
         first: layer number of the first, or None.
         operations: what was fused: PyTorch function and how often, forward.
         before, after: kernels of one of them.
+        note: what it is besides products of these modules; '' for most.
     """
 
     key: str
@@ -101,6 +102,7 @@ class RegionFact:
     operations: tuple[tuple[str, int], ...]
     before: tuple[KernelFact, ...]
     after: tuple[KernelFact, ...]
+    note: str = ""
 
     def to_dict(self, on: Gpu) -> dict[str, Any]:
         return {

@@ -16,13 +16,17 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from codetta.capture.assemble import module_path
 from codetta.capture.backend import Compiler
 from codetta.capture.call import RegionCall
+from codetta.capture.headcall import HeadCall
 from codetta.capture.rewrite import Rewritten
 from codetta.explanation.eager import Measured, is_attention, measure
 from codetta.explanation.facts import BACKWARD, Explanation, KernelFact, LeftFact, RegionFact
 from codetta.explanation.fused import Sizes, kernels_of, key_of, sizes_of
+from codetta.explanation.head import NOTE, head_kernels, head_sizes
 
+_CALLS = (RegionCall, HeadCall)
 _ATTENTION = "attention: PyTorch's own kernel, between two regions"
 _ALONE = "no contraction with a weight could take it over"
 
@@ -36,13 +40,18 @@ def explain(model: nn.Module | Callable[..., Any], *args: Any, **kwargs: Any) ->
     runs; otherwise the backward is counted from the outputs. Under ``torch.no_grad()`` only the
     forward is.
 
+    A model that ``codetta.compile`` returned is explained as it was compiled, ``logits="none"``
+    included.
+
     Bytes: each kernel reads its tensors once and writes its results once. Kernels of PyTorch are
     counted one operation at a time, as eager execution runs them; what is left to torch.compile
     becomes less. Time: the roofline of a GPU, :meth:`Explanation.on` another.
 
     Returns an :class:`Explanation`: ``print`` it, ``.to_html(path)``, ``.to_dict()``.
     """
-    caught = _Catcher()
+    compiler = getattr(model, "codetta_compiler", None)
+    caught = _Catcher(logits=compiler.logits if compiler is not None else "keep")
+    model = _original(model)
     compiled = torch.compile(model, backend=caught, dynamic=False)
     try:
         compiled(*args, **kwargs)
@@ -53,6 +62,12 @@ def explain(model: nn.Module | Callable[..., Any], *args: Any, **kwargs: Any) ->
             torch._dynamo.eval_frame.remove_from_cache(target)
     name = type(model).__name__ if isinstance(model, nn.Module) else model.__name__
     return _assembled(name, caught.graphs)
+
+
+def _original(model: Callable[..., Any]) -> Callable[..., Any]:
+    """What torch.compile was given."""
+    found = getattr(model, "_orig_mod", None) or getattr(model, "_torchdynamo_orig_callable", None)
+    return model if found is None else found
 
 
 @dataclass
@@ -110,6 +125,9 @@ def _assembled(name: str, graphs: list[_Graph]) -> Explanation:
             first = first or sizes
             known = regions.get(region.key)
             regions[region.key] = replace(known, count=known.count + 1) if known else region
+        for region in made.heads():
+            known = regions.get(region.key)
+            regions[region.key] = replace(known, count=known.count + 1) if known else region
         for fact in made.left():
             had = left.get(fact.key)
             left[fact.key] = replace(had, count=had.count + 1) if had else fact
@@ -136,12 +154,13 @@ class _Assembler:
         self.kept = {n.name: n for n in graph.after.graph.nodes}
         self.home = self._homes()
         nodes = graph.after.graph.nodes
-        self.calls = {id(n.target): n for n in nodes if isinstance(n.target, RegionCall)}
+        self.calls = {id(n.target): n for n in nodes if isinstance(n.target, _CALLS)}
 
     def _homes(self) -> dict[str, str]:
         """The region that took over each node that is gone: its own, or that of what reads it."""
         owner = self.graph.rewritten.region
-        names = {c.naive.name for c in self.graph.rewritten.calls}
+        rewritten = self.graph.rewritten
+        names = {c.__name__ for c in rewritten.calls} | {c.__name__ for c in rewritten.heads}
         home: dict[str, str] = {}
         for node in reversed(self.graph.nodes):
             if node.name in self.kept:
@@ -163,27 +182,45 @@ class _Assembler:
             measured = self.graph.measured
             sizes = sizes_of(call, measured.arguments[node.name], measured.values[node.name])
             key = key_of(call, sizes)
-            members = [n for n in self.graph.nodes if self.home.get(n.name) == call.naive.name]
-            before = [k for n in members for k in self.graph.before.kernels.get(n.name, ())]
-            operations = Counter(_what(n) for n in members)
             had = known.get(key)
-            fact = RegionFact(
-                key=key,
-                label="",
-                count=1,
-                modules=call.modules,
-                first=_layer(call.modules),
-                operations=tuple(operations.most_common()),
-                before=_in_order(before),
-                after=had.after if had else kernels_of(call, sizes),
-            )
-            found.append((fact, sizes))
+            after = had.after if had else kernels_of(call, sizes)
+            found.append((self._fact(call, key, after), sizes))
         return found
+
+    def heads(self) -> list[RegionFact]:
+        """Heads with their losses."""
+        found = []
+        for call in self.graph.rewritten.heads:
+            node = self.calls.get(id(call))
+            if node is not None:
+                measured = self.graph.measured
+                training = measured.values[node.name].requires_grad
+                sizes = head_sizes(call, measured.arguments[node.name], training)
+                fact = self._fact(call, sizes.key, head_kernels(sizes))
+                found.append(replace(fact, note=NOTE))
+        return found
+
+    def _fact(
+        self, call: RegionCall | HeadCall, key: str, after: tuple[KernelFact, ...]
+    ) -> RegionFact:
+        members = [n for n in self.graph.nodes if self.home.get(n.name) == call.__name__]
+        before = [k for n in members for k in self.graph.before.kernels.get(n.name, ())]
+        return RegionFact(
+            key=key,
+            label="",
+            count=1,
+            modules=call.modules,
+            first=_layer(call.modules),
+            operations=tuple(Counter(_what(n) for n in members).most_common()),
+            before=_in_order(before),
+            after=after,
+        )
 
     def notes(self) -> list[str]:
         """What was done to attention's masks, and what could not be counted."""
         found = list(self.graph.rewritten.attention)
-        inside = sum(id(c) not in self.calls for c in self.graph.rewritten.calls)
+        rewritten = self.graph.rewritten
+        inside = sum(id(c) not in self.calls for c in (*rewritten.calls, *rewritten.heads))
         if inside:
             found.append(
                 f"{inside} regions run inside activation checkpointing, which is not counted."
@@ -199,7 +236,7 @@ class _Assembler:
         for name, node in {**was, **self.kept}.items():
             if node.op in ("placeholder", "output", "get_attr") or name in self.home:
                 continue
-            if isinstance(node.target, RegionCall) or _what(node) == "taken":
+            if isinstance(node.target, _CALLS) or _what(node) == "taken":
                 continue
             after = self.graph.measured.kernels.get(name, ()) if name in self.kept else ()
             before = self.graph.before.kernels.get(name, ()) if name in was else ()
@@ -237,9 +274,7 @@ def _what(node: fx.Node) -> str:
 
 
 def _path(node: fx.Node) -> str:
-    from codetta.capture.assemble import _path as path
-
-    return path(node.meta.get("nn_module_stack") or {})
+    return module_path(node.meta.get("nn_module_stack") or {})
 
 
 # ------------------------------------------------------------------------------------ labels
@@ -255,6 +290,8 @@ def label(region: RegionFact) -> str:
         name = path.split(".")[-1]
         parts.setdefault(_layer((path,)), []).append(name)
     named = "; then ".join(", ".join(names) for names in parts.values())
+    if region.note:
+        return f"{named or 'a head'} {region.note}"
     if region.first is None:
         return named or "no module"
     last = region.first + region.count - 1
