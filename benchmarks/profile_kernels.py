@@ -14,48 +14,14 @@ says that the epilogue is not hidden; many issue slots used say that it is its i
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 import json
-import re
-import shutil
-import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-#: Short name, and the metrics of ncu that say it: the first that a report has is taken, since their
-#: names differ between GPUs and versions.
-METRICS = {
-    "time us": ("gpu__time_duration.sum",),
-    "tensor pipe %": (
-        "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
-        "sm__inst_executed_pipe_tensor_op_gmma.avg.pct_of_peak_sustained_active",
-        "sm__inst_executed_pipe_tensor_op_hmma.avg.pct_of_peak_sustained_active",
-        "sm__inst_executed_pipe_tensor.avg.pct_of_peak_sustained_active",
-    ),
-    "issue slots %": (
-        "sm__inst_issued.avg.pct_of_peak_sustained_active",
-        "sm__instruction_throughput.avg.pct_of_peak_sustained_active",
-    ),
-    "xu pipe %": ("sm__inst_executed_pipe_xu.avg.pct_of_peak_sustained_active",),
-    "L2 %": (
-        "lts__throughput.avg.pct_of_peak_sustained_elapsed",
-        "lts__t_sectors.avg.pct_of_peak_sustained_elapsed",
-    ),
-    "DRAM %": (
-        "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed",
-        "dram__throughput.avg.pct_of_peak_sustained_elapsed",
-    ),
-    "instructions": ("smsp__inst_executed.sum", "sm__inst_executed.sum"),
-    "registers": ("launch__registers_per_thread",),
-    "occupancy %": ("sm__warps_active.avg.pct_of_peak_sustained_active",),
-}
-#: Why warps did not issue, per issued instruction.
-STALL = re.compile(
-    r"smsp__average_warps?_(?:latency_)?issue_stalled_(\w+?)(?:_per_issue_active)?\.ratio"
-)
+from codetta.author.counters import METRICS, parse, run_ncu
+
 #: What is profiled without --kernel: (form of the epilogue, layout).
 KERNELS = {
     "swiglu backward": ("packed_cd_b16x2", "nn"),
@@ -108,58 +74,11 @@ def child(kernel: str, shape: str, plain: bool) -> None:
 
 def profiled(kernel: str, shape: str, plain: bool, limit_s: float) -> str:
     """What ncu prints as CSV about one launch."""
-    ncu = shutil.which("ncu") or "/usr/local/cuda/bin/ncu"
-    command = [
-        ncu, "--csv", "--page", "raw", "--profile-from-start", "off", "--set", "full",
-        sys.executable, __file__, "--child", kernel, "--shape", shape,
-    ]  # fmt: skip
-    command += ["--plain"] if plain else []
-    done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s)
-    if done.returncode:
-        raise RuntimeError(f"ncu failed:\n{done.stdout[-1500:]}\n{done.stderr[-1500:]}")
-    return done.stdout
+    command = [sys.executable, __file__, "--child", kernel, "--shape", shape]
+    return run_ncu([*command, *(["--plain"] if plain else [])], limit_s)
 
 
 # -------------------------------------------------------------------------------- the reading
-def parse(text: str) -> dict[str, Any]:
-    """Metrics of the kernel that took longest, by their short names, and the stalls.
-
-    ``ncu --csv --page raw`` prints lines of its own, then a header, a row of units and one row per
-    kernel. A metric that this GPU or this version lacks is left out.
-    """
-    lines = text.splitlines()
-    start = next((i for i, x in enumerate(lines) if x.startswith('"ID"')), None)
-    if start is None:
-        raise ValueError('no line begins with "ID": this is not what ncu --csv --page raw prints')
-    rows = list(csv.DictReader(io.StringIO("\n".join(lines[start:]))))
-    units, kernels = rows[0], rows[1:]
-    if not kernels:
-        raise ValueError("ncu saw no kernel")
-    duration = METRICS["time us"][0]
-    longest = max(kernels, key=lambda row: _number(row.get(duration)) or 0.0)
-    found: dict[str, Any] = {"kernel": longest.get("Kernel Name", "")}
-    for name, candidates in METRICS.items():
-        for metric in candidates:
-            value = _number(longest.get(metric))
-            if value is not None:
-                found[name] = value * _SCALES.get(units.get(metric, ""), 1.0)
-                break
-    stalls = ((STALL.fullmatch(metric), _number(x)) for metric, x in longest.items())
-    found["stalls"] = {m[1]: x for m, x in stalls if m is not None and x is not None}
-    return found
-
-
-#: To microseconds.
-_SCALES = {"ns": 1e-3, "nsecond": 1e-3, "ms": 1e3, "msecond": 1e3, "s": 1e6, "second": 1e6}
-
-
-def _number(text: str | None) -> float | None:
-    try:
-        return float((text or "").replace(",", ""))
-    except ValueError:
-        return None
-
-
 def reading(found: dict[str, Any], plain: dict[str, Any] | None = None) -> str:
     """A few lines for people."""
     lines = [found["kernel"][:90]]

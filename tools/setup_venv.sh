@@ -8,7 +8,7 @@
 #
 #   PYTHON   interpreter that makes the venv          (python3)
 #   TORCH    torch version                            (2.13.0)
-#   EXTRAS   extras of this package to install        (demo,dev,docs; and cuda where there is a GPU)
+#   EXTRAS   extras of this package to install        (author,demo,dev,docs; cuda where there is a GPU)
 #
 # torch: with an NVIDIA GPU, the build that pip finds by default; without one, the CPU build, because the
 # default Linux build brings gigabytes of CUDA libraries that nothing here would use.
@@ -24,7 +24,7 @@ say() { printf 'venv: %s\n' "$*"; }
 pip() { .venv/bin/python -m pip -qq --disable-pip-version-check --no-input "$@"; }
 
 if has_gpu; then device=cuda; else device=cpu; fi
-if [ "$device" = cuda ]; then EXTRAS=${EXTRAS:-demo,dev,docs,cuda}; else EXTRAS=${EXTRAS:-demo,dev,docs}; fi
+if [ "$device" = cuda ]; then EXTRAS=${EXTRAS:-author,demo,dev,docs,cuda}; else EXTRAS=${EXTRAS:-author,demo,dev,docs}; fi
 
 # The path is part of the key: a venv copied along with its checkout would still import the old one.
 key() {

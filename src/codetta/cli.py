@@ -43,6 +43,46 @@ _COMMANDS = {
         "codetta.commands.tune:tune_command",
         "Search tile configurations on this GPU, and keep the winners.",
     ),
+    "new": _Command(
+        "codetta.commands.new:new_command",
+        "Write a file to start from for a task, or list the tasks.",
+        "codetta[author]",
+    ),
+    "check": _Command(
+        "codetta.commands.check:check_command",
+        "Check an epilogue without running it: trace, contract, cost, lowering.",
+        "codetta[author]",
+    ),
+    "verify": _Command(
+        "codetta.commands.verify:verify_command",
+        "Run an epilogue against its task's oracle, and try to break it.",
+        "codetta[author]",
+    ),
+    "bench": _Command(
+        "codetta.commands.bench:bench_command",
+        "Time an epilogue against the plain product, eager and torch.compile.",
+        "codetta[author]",
+    ),
+    "profile": _Command(
+        "codetta.commands.profile:profile_command",
+        "Say in words what limits an epilogue's kernel, and what to change.",
+        "codetta[author]",
+    ),
+    "promote": _Command(
+        "codetta.commands.promote:promote_command",
+        "Record a verified epilogue, so that others find and use it.",
+        "codetta[author]",
+    ),
+    "author": _Command(
+        "codetta.commands.author:author_command",
+        "Have a language model write an epilogue, with these reports as its feedback.",
+        "codetta[author]",
+    ),
+    "mcp": _Command(
+        "codetta.commands.mcp:mcp_command",
+        "Serve these tools to coding agents over the Model Context Protocol.",
+        "codetta[author]",
+    ),
     "env": _Command(
         "codetta.environment:env_command",
         "Print what a bug report needs.",

@@ -35,7 +35,7 @@ def programs_command(
     """List the ready programs, or print one: formula, text, derived backward, cost."""
     if name is None:
         if as_json:
-            typer.echo(json.dumps([_summary(e) for e in catalog().values()], indent=2))
+            typer.echo(json.dumps([_summary(e) for e in _everything().values()], indent=2))
         else:
             Console().print(_table())
         return
@@ -50,10 +50,21 @@ def programs_command(
         _print(Console(), entry, cost, f"{m} x {n}" + f" x {k}" * entry.program.has_acc)
 
 
+def _everything() -> dict[str, Entry]:
+    """The catalog, and after it what has been promoted, as ``recorded("TASK")``."""
+    from codetta.author.registry import entries
+
+    return dict(catalog()) | {e.name: e for e in entries()}
+
+
 def _find(name: str) -> Entry:
     if name in catalog():
         return catalog()[name]
-    close = difflib.get_close_matches(name, catalog(), n=3) or [n for n in catalog() if name in n]
+    known = _everything()
+    for written in (name, f'recorded("{name}")'):
+        if written in known:
+            return known[written]
+    close = difflib.get_close_matches(name, known, n=3) or [n for n in known if name in n]
     hint = f"; did you mean {', '.join(close)}?" if close else "; `codetta programs` lists them"
     raise typer.BadParameter(f"there is no program {name!r}{hint}", param_hint="NAME")
 
@@ -70,7 +81,7 @@ def _table() -> RenderableType:
     table.add_column("name", style="cyan", no_wrap=True)
     table.add_column("formula")
     family = ""
-    for entry in catalog().values():
+    for entry in _everything().values():
         if entry.family != family:
             family = entry.family
             table.add_row("", "")

@@ -1,0 +1,16 @@
+"""Calls torch.matmul, which is no primitive of the language.
+
+Caught by trace: ForeignFunction
+"""
+
+import torch
+
+import codetta
+from codetta.language import Row, Tile, gelu
+
+TASK = "bias_gelu_mask"
+
+
+@codetta.epilogue
+def bias_gelu_mask(acc, bias: Row, keep: Tile):
+    return {"y": gelu(torch.matmul(acc, keep) + bias) * keep}

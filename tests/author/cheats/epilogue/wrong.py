@@ -1,0 +1,14 @@
+"""Control: no GELU.
+
+Caught by integers: its error budget
+"""
+
+import codetta
+from codetta.language import Row, Tile
+
+TASK = "bias_gelu_mask"
+
+
+@codetta.epilogue
+def bias_gelu_mask(acc, bias: Row, keep: Tile):
+    return {"y": (acc + bias) * keep}
