@@ -20,6 +20,8 @@ from codetta.backends.cuda.launch import explain
 from codetta.backends.cuda.lowering import lower
 from codetta.language import Col, Row, Tile, epilogue, rowsum, store
 from codetta.language.program import Program
+from codetta.loss import epilogues
+from codetta.loss.options import Logits
 from codetta.nn import block
 from codetta.plan import Schedule
 from codetta.tuning.compile_only import Job
@@ -77,6 +79,22 @@ def under_autocast() -> dict[str, Job]:
     return {
         p.name: Job(p.text, TOKENS, n, n, layout, wide=True) for p, (layout, n) in shapes.items()
     }
+
+
+def loss_head() -> dict[str, Job]:
+    """Statistics of a chunk of logits, their derivative computed again, and a split sum of dW."""
+    plain, rich = Logits(), Logits(bias=True, scale=0.5, cap=30.0)
+    chunk, vocabulary, hidden = 4096, 128256, 2048
+    over_logits = {
+        "statistics": epilogues.statistics(plain, False, False, False, ""),
+        "statistics, logits kept": epilogues.statistics(plain, False, False, False, "rounded"),
+        "statistics, all": epilogues.statistics(rich, True, True, False, "rounded"),
+        "derivative": epilogues.derivative(plain, False, False),
+        "derivative, all": epilogues.derivative(rich, True, True),
+    }
+    found = {n: Job(p.text, chunk, vocabulary, hidden, "nt") for n, p in over_logits.items()}
+    split_sum = epilogues.split_sum.text
+    return found | {"split sum": Job(split_sum, vocabulary, hidden, chunk, "tn")}
 
 
 def _blackwell(lowered: Lowered) -> Configuration:

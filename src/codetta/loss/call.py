@@ -150,7 +150,7 @@ def linear_cross_entropy(
 
 def _next(x: Tensor, last: int) -> Tensor:
     """x[..., 1:] and ``last``."""
-    return torch.nn.functional.pad(x[..., 1:], (0, 1), value=last)
+    return torch.nn.functional.pad(x, (0, 1), value=last)[..., 1:]  # of no tokens: none
 
 
 def _accuracy(hit: Tensor, valid: Tensor, reduction: str, shape: torch.Size) -> Tensor:
