@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pickle
+import pkgutil
 import string
 import tempfile
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -53,9 +55,19 @@ def load(code, timeout_s):
         load_candidate(file, timeout_s=timeout_s)
 
 
-def test_the_catalogue_is_that_of_the_module():
+def test_the_catalogue_is_that_of_the_modules_of_the_package():
     assert len(CLASSES) == len({cls.__name__ for cls in CLASSES}) >= 40
-    assert {cls.__name__ for cls in CLASSES} <= set(vars(errors))
+    modules = [
+        import_module(f"{errors.__name__}.{m.name}") for m in pkgutil.iter_modules(errors.__path__)
+    ]
+    defined = {
+        x
+        for module in modules
+        for x in vars(module).values()
+        if isinstance(x, type) and issubclass(x, errors.CodettaError)
+    }
+    assert {cls for cls in defined if "template" in vars(cls)} == {*CLASSES, errors.CodettaError}
+    assert {getattr(errors, name) for name in errors.__all__} == {*defined, errors.catalogue}
 
 
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
