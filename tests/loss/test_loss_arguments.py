@@ -179,6 +179,12 @@ def test_two_unequal_micro_batches_equal_one_batch():
         ({"reduction": "average"}, codetta.errors.BadAttribute),
         ({"label_smoothing": 1.5}, codetta.errors.BadAttribute),
         ({"softcap": 0.0}, codetta.errors.BadAttribute),
+        ({"softcap": float("inf")}, codetta.errors.BadAttribute),
+        ({"logit_scale": float("nan")}, codetta.errors.BadAttribute),
+        ({"z_loss": float("inf")}, codetta.errors.BadAttribute),
+        ({"logit_scale": torch.ones((), requires_grad=True)}, codetta.errors.BadAttribute),
+        ({"z_loss": torch.ones((), requires_grad=True)}, codetta.errors.BadAttribute),
+        ({"num_items_in_batch": torch.tensor([3, 4])}, codetta.errors.BadRank),
         ({"chunk": 0}, codetta.errors.BadAttribute),
         ({"schedule": "fast"}, codetta.errors.BadAttribute),
         ({"schedule": "forward", "reduction": "none"}, codetta.errors.LossArguments),
@@ -193,6 +199,15 @@ def test_bad_arguments_are_named(options, error):
     x, weight, target, _ = head(*LEAD)
     with pytest.raises(error):
         codetta.linear_cross_entropy(x, weight, target, **options)
+
+
+def test_a_number_of_items_in_a_vector_of_one_changes_no_dtype():
+    x, weight, target, _ = head(*LEAD, dtype=torch.float32)
+    items = torch.tensor([7.0], dtype=torch.float64)
+    loss = codetta.linear_cross_entropy(x, weight, target, num_items_in_batch=items)
+    assert loss.dtype == torch.float32
+    same = codetta.linear_cross_entropy(x, weight, target, num_items_in_batch=7)
+    assert torch.equal(loss, same)
 
 
 def test_tensors_that_do_not_fit_are_named():

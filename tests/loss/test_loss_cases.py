@@ -53,6 +53,13 @@ def test_no_tokens_at_all(reduction):
     assert made.lse.shape == (0,) and made.logits.shape == (0, 13)
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_sequences_of_no_tokens_shifted(reduction):
+    x, weight, target, _ = head(2, 0)
+    got, expected = both(x, weight, target, (x, weight), reduction=reduction, shift=True)
+    close(got, expected)
+
+
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("weighted", [False, True])
 def test_all_targets_ignored(schedule, weighted):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -34,12 +35,15 @@ def check(
     num_items: Any,
     smoothing: Any,
     softcap: Any,
+    scale: Any,
+    z_loss: Any,
     shift: bool,
     chunk: Any,
     schedule: Any,
 ) -> None:
     """Raise a named error unless the arguments fit together; no value of a tensor is read."""
     _numbers(reduction, smoothing, softcap, chunk, schedule)
+    _constants(softcap=softcap, label_smoothing=smoothing, logit_scale=scale, z_loss=z_loss)
     _together(reduction, num_items, schedule)
     named = {"x": x, "weight": weight, "target": target}
     named |= {"bias": bias} if bias is not None else {}
@@ -47,6 +51,11 @@ def check(
     for name, t in named.items():
         check_tensor(name, t)
     _shapes(x, weight, target, bias, token_weight, shift)
+    if isinstance(num_items, Tensor) and num_items.numel() != 1:
+        raise BadRank(
+            name="num_items_in_batch", given=tuple(num_items.shape), expected="()",
+            fix="It is one number.",
+        )  # fmt: skip
     for name, t in named.items():
         allowed = INDICES if name == "target" else FLOATS
         if t.dtype not in allowed:
@@ -74,6 +83,18 @@ def _numbers(reduction: Any, smoothing: Any, softcap: Any, chunk: Any, schedule:
         refuse("chunk", chunk, "use a positive number of tokens, or None")
     if schedule not in (None, "forward", "recompute"):
         refuse("schedule", schedule, "use 'forward', 'recompute' or None")
+
+
+def _constants(**numbers: Any) -> None:
+    """They become part of the programs: finite, and not learned."""
+    for name, x in numbers.items():
+        if isinstance(x, Tensor) and x.requires_grad:
+            fix = "use a number, and multiply x or the loss by what is learned; it has no gradient"
+        elif x is not None and not -math.inf < x < math.inf:
+            fix = "use a finite number"
+        else:
+            continue
+        raise BadAttribute(op=_OP, attribute=name, given=x, fix=fix)
 
 
 def _together(reduction: str, num_items: Any, schedule: str | None) -> None:

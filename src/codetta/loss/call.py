@@ -89,7 +89,7 @@ def linear_cross_entropy(
     """
     check(
         x, weight, target, bias, token_weight, reduction, num_items_in_batch, label_smoothing,
-        softcap, shift, chunk, schedule,
+        softcap, logit_scale, z_loss, shift, chunk, schedule,
     )  # fmt: skip
     shape = target.shape
     target = target.long()
@@ -116,6 +116,8 @@ def linear_cross_entropy(
         # Not 0: what is added below makes the loss NaN, gradients are 0 as in PyTorch.
         counted = torch.where(total == 0, 1.0, total)
         divisor = counted if num_items_in_batch is None else num_items_in_batch
+        if isinstance(divisor, Tensor):
+            divisor = divisor.reshape(())  # of shape (1,) it could widen the loss
         factor = torch.where(valid, factor / divisor, 0.0)
     # Dynamo may take defaults for symbols (dynamic=True); compared with a number they are none.
     smoothing = 0.0 if label_smoothing == 0 else label_smoothing
