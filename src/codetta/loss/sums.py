@@ -27,9 +27,7 @@ class Sums:
     the vocabulary it is the other way round. Sums are kept with more digits than the result has.
     """
 
-    def __init__(
-        self, head: Head, need: Need, plan: LossPlan, chunks: int
-    ) -> None:
+    def __init__(self, head: Head, need: Need, plan: LossPlan, chunks: int) -> None:
         self.head, self.chunks = head, chunks
         self.need_x, self.need_w, self.need_b, self.need_column = need
         self.tokens, self.split = plan.over == "tokens", plan.split
