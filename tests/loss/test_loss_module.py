@@ -16,6 +16,7 @@ def test_the_module_is_the_function():
     target = target.clamp_min(0)
     module = codetta.nn.LinearCrossEntropyLoss(**settings, z_loss=0.1, chunk=4)
     call = {"bias": bias, "token_weight": weights, "num_items_in_batch": 9}
+    call |= {"row_scale": weights + 1, "column_scale": weight.detach()[0]}
     close(module(x, weight, target, **call),
           reference(x, weight, target, **settings, **call, z_loss=0.1)[0])  # fmt: skip
     assert not list(module.parameters())

@@ -45,8 +45,8 @@ def linear_cross_entropy(
 ) -> Any:
     """Cross-entropy of the logits softcap(logit_scale (x weightᵀ + bias)), which are never stored.
 
-    With ``row_scale`` r and ``column_scale`` γ it is r ⊙ ((x ⊙ γ) weightᵀ) in place of x weightᵀ: the
-    head of hidden states that a norm scales, without the normalized ones.
+    With ``row_scale`` r and ``column_scale`` γ, r ⊙ ((x ⊙ γ) weightᵀ) is in the place of x weightᵀ:
+    the head of hidden states that a norm scales, without storing the normalized ones.
 
     The loss of a token with logits z and target t is, with ε = ``label_smoothing``,
 
@@ -91,9 +91,9 @@ def linear_cross_entropy(
         The loss in fp32 (fp64 for fp64 x), () or for 'none' in the shape of the targets; if more
         is asked for, a :class:`~codetta.loss.LinearCrossEntropyOutput`.
 
-    Differentiable once, in x, weight, bias, token_weight and both scales, for any upstream gradient; gradients
-    have the dtype of their tensor, and dW is summed in fp32. Under ``torch.autocast`` x, weight and
-    bias are cast as for nn.Linear; the loss is fp32 anyway.
+    Differentiable once, in x, weight, bias, token_weight and both scales, for any upstream
+    gradient; gradients have the dtype of their tensor, and dW is summed in fp32. Under
+    ``torch.autocast`` x, weight and bias are cast as for nn.Linear; the loss is fp32 anyway.
 
     Raises:
         CodettaError: a subclass per mistake, before anything runs; see :mod:`codetta.errors`.
@@ -205,8 +205,8 @@ def _request(
     row_scale: bool,
 ) -> str:
     options = Options(
-        Logits(bias, float(scale), float(cap), row_scale), float(smoothing), float(z_loss), bool(accuracy),
-        bool(keep_logits),
+        Logits(bias, float(scale), float(cap), row_scale), float(smoothing), float(z_loss),
+        bool(accuracy), bool(keep_logits),
     )  # fmt: skip
     limit = MEMORY_LIMIT if limit is None else limit
     return Request(options, scalar, schedule, chunk, limit).text

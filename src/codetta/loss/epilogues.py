@@ -1,7 +1,7 @@
 """The programs of the loss head: statistics of a chunk of logits, and their derivative.
 
 With u = scale (r ⊙ (x Wᵀ) + bias) and z = cap tanh(u / cap), or z = u without a cap, the forward
-reduces each tile of the product on the spot, in fp32 from the accumulator, to a few numbers per row:
+reduces each tile of the product on the spot, in fp32 from the accumulator, to some numbers per row:
 
     lse      log Σ e^z, online: a (maximum, sum) per tile     (Milakov and Gimelshein, 1805.02867)
     logit    z at the target column, 0 where the target lies outside
@@ -19,8 +19,8 @@ With p = e^(z + δ − lse), a p near 1 would be off by as much, and so would p 
 p needs the log-sum-exp of the stored numbers. That is lse + log Σ softmax(z) e^δ, and for a small
 δ the polynomial of e^δ − 1 rides along with the sum, without a second exponential.
 
-The gradient of r is Σ_n dz_n q_n with the slopes q = dz/dr = scale (1 − (z / cap)²) (x Wᵀ). With the
-dz above that is mass ⟨p, q⟩ − hit q_target − flat Σ q, and the three numbers come with the forward:
+The gradient of r is Σ_n dz_n q_n with the slopes q = dz/dr = scale (1 − (z / cap)²) (x Wᵀ). With
+dz as above that is mass ⟨p, q⟩ − hit q_target − flat Σ q, and the three numbers come with the forward:
 
     mean_slope   ⟨p, q⟩, a payload of the log-sum-exp     target_slope   q at the target column
     total_slope  Σ q, with smoothing
@@ -106,7 +106,8 @@ def unfolded(dx: bool, column: bool, stored: bool) -> Program:
         return out | ({} if x is None else {"column_sum": colsum(dh * x)})
 
     operands = ({"dh": Tile} if stored else {}) | ({"column_scale": Row} if dx else {})
-    return _program("loss_unfolded", made, operands | ({"x": Tile} if column else {}), not stored)
+    name = f"loss_unfolded{'_sum' if stored else ''}"
+    return _program(name, made, operands | ({"x": Tile} if column else {}), not stored)
 
 
 @cache

@@ -1,9 +1,9 @@
 """Where the vocabulary lies: all of it here, or a slice of it on each process of a group.
 
 The loss is computed row by row from statistics of the logits, and the only other quantity that runs
-over the vocabulary is dx = dz W, with the gradient of the column scale. So this is all that a vocabulary cut over processes changes:
-the targets become numbers of local rows, the statistics of the slices are combined, the dx of the
-slices are added. :mod:`codetta.loss.parallel` does that with collectives.
+over the vocabulary is dz W, of which dx and the gradient of the column scale are made. So this is
+all that a vocabulary cut over processes changes: the targets become numbers of local rows, the
+statistics of the slices are combined, these gradients of the slices are added. :mod:`codetta.loss.parallel` does that with collectives.
 """
 
 from __future__ import annotations
