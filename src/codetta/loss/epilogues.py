@@ -20,7 +20,7 @@ p needs the log-sum-exp of the stored numbers. That is lse + log Σ softmax(z) e
 δ the polynomial of e^δ − 1 rides along with the sum, without a second exponential.
 
 The gradient of r is Σ_n dz_n q_n with the slopes q = dz/dr = scale (1 − (z / cap)²) (x Wᵀ). With
-dz as above that is mass ⟨p, q⟩ − hit q_target − flat Σ q, and the three numbers come with the forward:
+dz as above that is mass ⟨p, q⟩ − hit q_target − flat Σ q, and these come with the forward:
 
     mean_slope   ⟨p, q⟩, a payload of the log-sum-exp     target_slope   q at the target column
     total_slope  Σ q, with smoothing

@@ -3,7 +3,8 @@
 The loss is computed row by row from statistics of the logits, and the only other quantity that runs
 over the vocabulary is dz W, of which dx and the gradient of the column scale are made. So this is
 all that a vocabulary cut over processes changes: the targets become numbers of local rows, the
-statistics of the slices are combined, these gradients of the slices are added. :mod:`codetta.loss.parallel` does that with collectives.
+statistics of the slices are combined, these gradients of the slices are added.
+:mod:`codetta.loss.parallel` does that with collectives.
 """
 
 from __future__ import annotations
