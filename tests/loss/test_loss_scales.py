@@ -36,7 +36,9 @@ def scheduled(monkeypatch):
             if schedule == "forward" and options["schedule"] != "recompute":
                 return made(problem, **{**options, "chunk": chunk, "schedule": "forward"})
             plan = made(problem, **{**options, "chunk": chunk, "schedule": "recompute"})
-            return replace(plan, over="tokens" if schedule == "forward" else schedule)
+            if schedule == "vocabulary":
+                return replace(plan, over="vocabulary", chunk=chunk)
+            return replace(plan, over="tokens")
 
         monkeypatch.setattr(operator, "choose", chosen)
 
@@ -199,7 +201,17 @@ def judge(dtype, options=None, spread=0.2, upstream=1.0):
         )
     ]  # fmt: skip
     for name, got, exact, eager in zip(("loss", *tensors), *three, strict=True):
-        within_budget(name, got, exact, eager)
+        if name != "loss":  # the sum of all may be right by chance, in PyTorch too
+            within_budget(name, got, exact, eager)
+    each = [
+        f(target=target, **t, **(options or {}), reduction="none")
+        for f, t in (
+            (codetta.linear_cross_entropy, tensors),
+            (reference, wide),
+            (reference, tensors),
+        )
+    ]
+    within_budget("losses", *(r[0].detach() if isinstance(r, tuple) else r.detach() for r in each))
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -286,14 +298,11 @@ def test_the_memory_of_a_run_is_that_of_its_plan(over, dtype, monkeypatch):
     m, d, v = 512, 64, 320
     problem = Problem(m, d, v, dtype, True, True, True, fold=True)
     schedule = "forward" if over == "forward" else "recompute"
-    plan = min(
-        (p for p in candidates(problem) if p.schedule == schedule and p.chunk == p.rows == 128)
-        if over != "vocabulary"
-        else (p for p in candidates(problem) if p.over == over and p.chunk == 128),
-        key=lambda p: p.bytes_extra,
-    )
-    if schedule == "recompute":
-        plan = replace(plan, rows=128)
+    cut = "vocabulary" if over == "vocabulary" else "tokens"
+    found = [p for p in candidates(problem) if (p.schedule, p.over) == (schedule, cut)]
+    plan = next(p for p in found if p.chunk == 128)
+    # What a forward pass that stores no logits keeps of them is a matter of the backend.
+    plan = replace(plan, rows=128)
     monkeypatch.setattr("codetta.loss.operator.choose", lambda *a, **k: plan)
     tensors, target = leaves(m, d, v, dtype)
     tensors["bias"] = None
