@@ -10,9 +10,15 @@ from torch import Tensor
 def reference(
     x, weight, target, *, bias=None, ignore_index=-100, reduction="mean", num_items_in_batch=None,
     label_smoothing=0.0, token_weight=None, softcap=None, logit_scale=1.0, z_loss=0.0, shift=False,
-    **_,
+    row_scale=None, column_scale=None, **_,
 ):  # fmt: skip
     """loss, lse (of all tokens), logits."""
+    if row_scale is not None:
+        x = (x * row_scale.to(x.dtype if x.dtype.itemsize > 4 else torch.float32)[..., None]).to(
+            x.dtype
+        )
+    if column_scale is not None:
+        x = x * column_scale.to(x.dtype)
     logits = F.linear(x, weight, bias) * logit_scale
     if softcap is not None:
         logits = softcap * torch.tanh(logits / softcap)

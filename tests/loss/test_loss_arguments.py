@@ -17,6 +17,7 @@ def settings(name):
     """Keyword arguments of one setting."""
     generator = torch.Generator().manual_seed(7)
     weights = torch.rand(LEAD, generator=generator, dtype=torch.float64)
+    columns = torch.randn(8, generator=generator, dtype=torch.float64)
     return {
         "bias": {"bias": True},
         "ignore_index": {"ignore_index": 3},
@@ -30,12 +31,15 @@ def settings(name):
         "logit_scale": {"logit_scale": 0.4},
         "z_loss": {"z_loss": 0.1},
         "shift": {"shift": True},
+        "row_scale": {"row_scale": (weights.detach() + 0.5).requires_grad_()},
+        "column_scale": {"column_scale": columns.requires_grad_()},
     }[name]
 
 
 NAMES = (
     "bias", "ignore_index", "sum", "none", "num_items", "num_items_tensor", "smoothing",
-    "token_weight", "softcap", "logit_scale", "z_loss", "shift",
+    "token_weight", "softcap", "logit_scale", "z_loss", "shift", "row_scale",
+    "column_scale",
 )  # fmt: skip
 SAME = ({"sum", "none"}, {"num_items", "num_items_tensor"})
 REFUSED = [{r, n} for r in ("sum", "none") for n in ("num_items", "num_items_tensor")]
@@ -58,8 +62,7 @@ def call(function, options, schedule=None, chunk=None, seed=0):
         leaves.append(bias)
     if "ignore_index" in options:
         target = torch.where(target == -100, options["ignore_index"], target)
-    if "token_weight" in options:
-        leaves.append(options["token_weight"])
+    leaves += [options[n] for n in ("token_weight", "row_scale", "column_scale") if n in options]
     if function is not reference:
         options |= {"schedule": schedule, "chunk": chunk}
     made = function(x, weight, target, **options)
@@ -191,6 +194,10 @@ def test_two_unequal_micro_batches_equal_one_batch():
         ({"bias": torch.zeros(5, dtype=torch.float64)}, codetta.errors.BadRank),
         ({"bias": torch.zeros(13)}, codetta.errors.LossDtypes),
         ({"token_weight": torch.zeros(4)}, codetta.errors.BadRank),
+        ({"row_scale": torch.zeros(3)}, codetta.errors.BadRank),
+        ({"column_scale": torch.zeros(3, 5)}, codetta.errors.BadRank),
+        ({"column_scale": torch.zeros(8, dtype=torch.int64)}, codetta.errors.UnsupportedDtype),
+        ({"row_scale": torch.zeros(3, 5, device="meta")}, codetta.errors.DeviceMismatch),
         ({"token_weight": torch.zeros(LEAD, dtype=torch.int64)}, codetta.errors.UnsupportedDtype),
     ],
     ids=lambda x: x.__name__ if isinstance(x, type) else "-".join(x),

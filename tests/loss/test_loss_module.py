@@ -16,6 +16,7 @@ def test_the_module_is_the_function():
     target = target.clamp_min(0)
     module = codetta.nn.LinearCrossEntropyLoss(**settings, z_loss=0.1, chunk=4)
     call = {"bias": bias, "token_weight": weights, "num_items_in_batch": 9}
+    call |= {"row_scale": weights + 1, "column_scale": weight.detach()[0]}
     close(module(x, weight, target, **call),
           reference(x, weight, target, **settings, **call, z_loss=0.1)[0])  # fmt: skip
     assert not list(module.parameters())
@@ -86,13 +87,14 @@ def test_the_operators_follow_the_rules_of_pytorch():
     from codetta.loss.options import Logits, Options, Request
 
     request = Request(
-        Options(Logits(True), accuracy=True, keep_logits=True), True, None, 2, 1 << 30
+        Options(Logits(True, rows=True), accuracy=True, keep_logits=True), True, None, 2, 1 << 30
     )
     factor = torch.full((5,), 0.2, dtype=torch.float64)
-    plain = [t.detach() for t in (x, weight, bias)]
+    scales = [torch.rand(n, dtype=torch.float64) for n in (x.shape[1], 5)]
+    plain = [*(t.detach() for t in (x, weight, bias)), *scales]
     for schedule in ("forward", "recompute"):
         settled = Request.parse(request.text.replace("None", f"'{schedule}'"))
-        text = settled.needing((True, True, True)).text
+        text = settled.needing((True, True, True, True), True).text
         torch.library.opcheck(
             torch.ops.codetta.linear_cross_entropy_forward.default, (*plain, target, factor, text)
         )

@@ -32,6 +32,16 @@ CASES = {
     "bias": {"bias": True},
     "weights": {"token_weight": True},
     "shift": {"shift": True},
+    "scales": {"row_scale": True, "column_scale": True},
+    "scales, recompute": {
+        "row_scale": True,
+        "column_scale": True,
+        "bias": True,
+        "softcap": 3.0,
+        "chunk": 8,
+        "label_smoothing": 0.1,
+        "schedule": "recompute",
+    },
     "ignored token of the vocabulary": {"ignore_index": 3},
     "recompute": {"schedule": "recompute"},
     "chunks": {"chunk": 8, "label_smoothing": 0.1, "z_loss": 0.02, "bias": True},
@@ -50,6 +60,7 @@ def inputs():
     return {
         "x": normal(M, D), "weight": 0.5 * normal(V, D), "bias": normal(V), "target": target,
         "token_weight": normal(M).abs(), "upstream": normal(M),
+        "row_scale": normal(M).abs(), "column_scale": normal(D),
     }  # fmt: skip
 
 
@@ -60,6 +71,9 @@ def options(case, t, rows):
         given["bias"] = t["bias"][rows].clone().requires_grad_()
     if given.pop("token_weight", False):
         given["token_weight"] = t["token_weight"]
+    for name in ("row_scale", "column_scale"):
+        if given.pop(name, False):
+            given[name] = t[name].clone().requires_grad_()
     if "ignore_index" in given:
         t["target"] = t["target"].where(t["target"] >= 0, given["ignore_index"])
     return given
@@ -70,7 +84,9 @@ def expected(case):
     t = inputs()
     o = options(case, t, slice(None))
     x, w = t["x"].clone().requires_grad_(), t["weight"].clone().requires_grad_()
-    z = functional.linear(x, w, o.get("bias")) * o.get("logit_scale", 1.0)
+    h = x * o.get("row_scale", torch.ones(M, dtype=x.dtype))[:, None]
+    h = h * o["column_scale"] if "column_scale" in o else h
+    z = functional.linear(h, w, o.get("bias")) * o.get("logit_scale", 1.0)
     cap = o.get("softcap")
     z = cap * torch.tanh(z / cap) if cap else z
     ignored = o.get("ignore_index", -100)
@@ -94,6 +110,7 @@ def expected(case):
     return {
         "loss": loss.detach(), "lse": lse.detach(), "dx": x.grad, "dw": w.grad, "right": right,
         "db": None if bias is None else bias.grad,
+        **{n: o[n].grad for n in ("row_scale", "column_scale") if n in o},
     }  # fmt: skip
 
 
@@ -133,6 +150,8 @@ def check(case, cut, rank, group):
     close(w.grad, exact["dw"][rows], f"{name}: dW")
     if exact["db"] is not None:
         close(o["bias"].grad, exact["db"][rows], f"{name}: d bias")
+    for scale in {"row_scale", "column_scale"} & exact.keys():
+        close(o[scale].grad, exact[scale], f"{name}: d {scale}")
     if reduction == "mean":
         close(found.accuracy, exact["right"], f"{name}: accuracy", 1e-6)
 

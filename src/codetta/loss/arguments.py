@@ -31,6 +31,8 @@ def check(
     target: Any,
     bias: Any,
     token_weight: Any,
+    row_scale: Any,
+    column_scale: Any,
     reduction: Any,
     num_items: Any,
     smoothing: Any,
@@ -46,11 +48,13 @@ def check(
     _constants(softcap=softcap, label_smoothing=smoothing, logit_scale=scale, z_loss=z_loss)
     _together(reduction, num_items, schedule)
     named = {"x": x, "weight": weight, "target": target}
-    named |= {"bias": bias} if bias is not None else {}
-    named |= {"token_weight": token_weight} if token_weight is not None else {}
+    optional = {"bias": bias, "token_weight": token_weight}
+    optional |= {"row_scale": row_scale, "column_scale": column_scale}
+    named |= {name: t for name, t in optional.items() if t is not None}
     for name, t in named.items():
         check_tensor(name, t)
-    _shapes(x, weight, target, bias, token_weight, shift)
+    _shapes(x, weight, target, bias, shift)
+    _shapes_of_factors(x, token_weight, row_scale, column_scale)
     if isinstance(num_items, Tensor) and num_items.numel() != 1:
         raise BadRank(
             name="num_items_in_batch", given=tuple(num_items.shape), expected="()",
@@ -115,33 +119,38 @@ def _together(reduction: str, num_items: Any, schedule: str | None) -> None:
         )
 
 
-def _shapes(
-    x: Tensor, weight: Tensor, target: Tensor, bias: Any, token_weight: Any, shift: bool
-) -> None:
-    def expect(name: str, t: Tensor, good: bool, expected: str, fix: str) -> None:
-        if not good:
-            raise BadRank(name=name, given=tuple(t.shape), expected=expected, fix=fix)
+def _expect(name: str, t: Tensor, good: bool, expected: str, fix: str) -> None:
+    if not good:
+        raise BadRank(name=name, given=tuple(t.shape), expected=expected, fix=fix)
 
-    expect("x", x, x.ndim >= 1, "(..., D)", "It is one hidden state per token.")
+
+def _shapes(x: Tensor, weight: Tensor, target: Tensor, bias: Any, shift: bool) -> None:
+    _expect("x", x, x.ndim >= 1, "(..., D)", "It is one hidden state per token.")
     d, lead = x.shape[-1], tuple(x.shape[:-1])
-    expect(
+    _expect(
         "weight", weight, weight.ndim == 2 and weight.shape[1] == d and weight.shape[0] > 0,
         f"(V, {d})", "It is in nn.Linear layout.",
     )  # fmt: skip
-    expect(
+    _expect(
         "target", target, tuple(target.shape) == lead, f"{lead}",
         "It is one token per hidden state; with shift=True too.",
     )  # fmt: skip
     if shift:
-        expect("target", target, target.ndim >= 1, "(..., S)", "shift=True needs a sequence.")
+        _expect("target", target, target.ndim >= 1, "(..., S)", "shift=True needs a sequence.")
     if bias is not None:
         v = weight.shape[0]
-        expect("bias", bias, tuple(bias.shape) == (v,), f"({v},)", "It is one number per row.")
-    if token_weight is not None:
-        expect(
-            "token_weight", token_weight, tuple(token_weight.shape) == lead, f"{lead}",
-            "It has the shape of the targets.",
-        )  # fmt: skip
+        _expect("bias", bias, tuple(bias.shape) == (v,), f"({v},)", "It is one number per row.")
+
+
+def _shapes_of_factors(x: Tensor, token_weight: Any, row_scale: Any, column_scale: Any) -> None:
+    lead, d = tuple(x.shape[:-1]), x.shape[-1]
+    for name, t in (("token_weight", token_weight), ("row_scale", row_scale)):
+        if t is not None:
+            good = tuple(t.shape) == lead
+            _expect(name, t, good, f"{lead}", "It has the shape of the targets.")
+    if column_scale is not None:
+        good = tuple(column_scale.shape) == (d,)
+        _expect("column_scale", column_scale, good, f"({d},)", "It is one number per column of x.")
 
 
 def check_targets(target: Tensor, valid: Tensor, size: int) -> None:

@@ -11,6 +11,7 @@ from codetta.autograd import refuse_transforms
 from codetta.errors import LossArguments
 from codetta.loss.arguments import check, check_targets, under_autocast
 from codetta.loss.function import apply
+from codetta.loss.head import Leaves
 from codetta.loss.operator import WITH_AUTOGRAD
 from codetta.loss.options import LinearCrossEntropyOutput, Logits, Options, Request
 from codetta.loss.plan import MEMORY_LIMIT
@@ -28,6 +29,8 @@ def linear_cross_entropy(
     num_items_in_batch: int | float | Tensor | None = None,
     label_smoothing: float = 0.0,
     token_weight: Tensor | None = None,
+    row_scale: Tensor | None = None,
+    column_scale: Tensor | None = None,
     softcap: float | None = None,
     logit_scale: float = 1.0,
     z_loss: float = 0.0,
@@ -41,6 +44,9 @@ def linear_cross_entropy(
     memory_limit: int | None = None,
 ) -> Any:
     """Cross-entropy of the logits softcap(logit_scale (x weightᵀ + bias)), which are never stored.
+
+    With ``row_scale`` r and ``column_scale`` γ, r ⊙ ((x ⊙ γ) weightᵀ) is in the place of x weightᵀ:
+    the head of hidden states that a norm scales, without storing the normalized ones.
 
     The loss of a token with logits z and target t is, with ε = ``label_smoothing``,
 
@@ -58,6 +64,11 @@ def linear_cross_entropy(
             With all targets ignored the loss is then 0, and with 'mean' alone NaN, as in PyTorch.
         label_smoothing: in [0, 1].
         token_weight: w, in the shape of the targets; differentiable.
+        row_scale: r, in the shape of the targets, of any float dtype: such as the 1 / rms(x) of an
+            RMSNorm. It belongs to the hidden state, so ``shift`` leaves it where it is. It is an
+            input like another: that it depends on x is for autograd to know, outside.
+        column_scale: γ (D,), of any float dtype: the weight of the norm. x ⊙ γ is formed chunk by
+            chunk and rounded once to the dtype of x.
         softcap: c > 0: the logits are c tanh(. / c), as in Gemma 2.
         logit_scale: factor of the logits, before the cap.
         z_loss: weight of lse², which keeps logits from drifting (PaLM, arXiv 2204.02311).
@@ -80,16 +91,16 @@ def linear_cross_entropy(
         The loss in fp32 (fp64 for fp64 x), () or for 'none' in the shape of the targets; if more
         is asked for, a :class:`~codetta.loss.LinearCrossEntropyOutput`.
 
-    Differentiable once, in x, weight, bias and token_weight, for any upstream gradient; gradients
-    have the dtype of their tensor, and dW is summed in fp32. Under ``torch.autocast`` x, weight and
-    bias are cast as for nn.Linear; the loss is fp32 anyway.
+    Differentiable once, in x, weight, bias, token_weight and both scales, for any upstream
+    gradient; gradients have the dtype of their tensor, and dW is summed in fp32. Under
+    ``torch.autocast`` x, weight and bias are cast as for nn.Linear; the loss is fp32 anyway.
 
     Raises:
         CodettaError: a subclass per mistake, before anything runs; see :mod:`codetta.errors`.
     """
     check(
-        x, weight, target, bias, token_weight, reduction, num_items_in_batch, label_smoothing,
-        softcap, logit_scale, z_loss, shift, chunk, schedule,
+        x, weight, target, bias, token_weight, row_scale, column_scale, reduction,
+        num_items_in_batch, label_smoothing, softcap, logit_scale, z_loss, shift, chunk, schedule,
     )  # fmt: skip
     shape = target.shape
     target = target.long()
@@ -101,7 +112,8 @@ def linear_cross_entropy(
         vocabulary = _parallel(process_group, weight, return_logits)
     x, weight, bias = under_autocast(x, weight, bias)
     if not torch.compiler.is_dynamo_compiling():
-        refuse_transforms([t for t in (x, weight, bias, token_weight) if t is not None])
+        given = (x, weight, bias, token_weight, row_scale, column_scale)
+        refuse_transforms([t for t in given if t is not None])
     flat = target.reshape(-1)
     valid = flat != ignore_index
     check_targets(flat, valid, vocabulary.size(len(weight)))
@@ -125,16 +137,21 @@ def linear_cross_entropy(
     text = _request(
         bias is not None, scale, softcap or 0.0, smoothing, 0.0 if z_loss == 0 else z_loss,
         return_accuracy, return_logits, reduction != "none", schedule, chunk, memory_limit,
+        row_scale is not None,
     )  # fmt: skip
-    rows = x.reshape(-1, x.shape[-1])
+    leaves = Leaves(
+        x.reshape(-1, x.shape[-1]), weight, bias,
+        None if column_scale is None else column_scale.to(compute),
+        None if row_scale is None else row_scale.reshape(-1).to(compute),
+    )  # fmt: skip
     if torch.compiler.is_dynamo_compiling():
-        results = iter(WITH_AUTOGRAD(rows, weight, bias, local, valid, factor, text))
+        results = iter(WITH_AUTOGRAD(*leaves, local, valid, factor, text))
         loss, lse = next(results), next(results)
         hit = next(results) if return_accuracy else None
         logits = next(results) if return_logits else None
     else:
         loss, lse, hit, logits = apply(
-            Request.parse(text), vocabulary, local, valid, rows, weight, bias, factor
+            Request.parse(text), vocabulary, local, valid, leaves, factor
         )
     if reduction == "mean" and num_items_in_batch is None:
         loss = loss + torch.where(total == 0, float("nan"), 0.0)  # nothing to take a mean of
@@ -187,10 +204,11 @@ def _request(
     schedule: str | None,
     chunk: int | None,
     limit: int | None,
+    row_scale: bool,
 ) -> str:
     options = Options(
-        Logits(bias, float(scale), float(cap)), float(smoothing), float(z_loss), bool(accuracy),
-        bool(keep_logits),
+        Logits(bias, float(scale), float(cap), row_scale), float(smoothing), float(z_loss),
+        bool(accuracy), bool(keep_logits),
     )  # fmt: skip
     limit = MEMORY_LIMIT if limit is None else limit
     return Request(options, scalar, schedule, chunk, limit).text

@@ -1,8 +1,8 @@
 """The passes of the loss head over canonical tensors: no checks, no autograd.
 
-x (M, D), weight (V, D), bias (V,) or None, target (M,) of rows of the weight, scale (M,) in fp32 or
-fp64: the factor of each token's loss, 0 where it is ignored. All GEMMs and pointwise passes are
-programs, so this runs on every backend.
+Tensors as in :class:`codetta.loss.head.Leaves`, target (M,) of rows of the weight, scale (M,) in
+fp32 or fp64: the factor of each token's loss, 0 where it is ignored. All GEMMs and pointwise passes
+are programs, so this runs on every backend.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import Tensor
 from codetta.language import Program
 from codetta.loss.epilogues import derivative, statistics, stored_derivative
 from codetta.loss.head import Gradients, Head
+from codetta.loss.options import Need
 from codetta.loss.plan import LossPlan
 from codetta.loss.sums import Sums
 from codetta.loss.vocabulary import WHOLE, Statistics
@@ -30,6 +31,7 @@ class Forward:
         lse: (M,).
         hit: whether no logit exceeds the target's, (M,) bool, if that was asked for.
         logits: (M, V) if they were asked for.
+        slopes: derivatives of losses and lse by the row scale, (M,) each, if asked for.
         gradients: of Σ scale loss, if they were formed.
     """
 
@@ -37,13 +39,16 @@ class Forward:
     lse: Tensor
     hit: Tensor | None
     logits: Tensor | None
+    slopes: tuple[Tensor, Tensor] | None
     gradients: Gradients | None
 
 
-def forward(head: Head, scale: Tensor, plan: LossPlan, need: tuple[bool, bool, bool]) -> Forward:
+def forward(head: Head, scale: Tensor, plan: LossPlan, need: Need) -> Forward:
     """Losses of all tokens, and with the schedule 'forward' the gradients ``need`` asks for."""
     m, options = head.x.shape[0], head.options
-    found = {"lse": True, "logit": True, "total": options.smoothing != 0, "top": options.accuracy}
+    smooth, slopes = options.smoothing != 0, options.slopes
+    found = {"lse": True, "logit": True, "total": smooth, "top": options.accuracy}
+    found |= {"mean_slope": slopes, "target_slope": slopes, "total_slope": slopes and smooth}
     whole = {n: head.x.new_empty(m, dtype=head.compute) for n, wanted in found.items() if wanted}
     if options.keep_logits:
         whole["logits"] = head.x.new_empty(m, len(head.weight))
@@ -53,7 +58,7 @@ def forward(head: Head, scale: Tensor, plan: LossPlan, need: tuple[bool, bool, b
 
     def chunk(start: int) -> None:  # its tensors must be gone when the next one begins
         rows = slice(start, start + plan.rows)
-        part = head.rows(rows.start, rows.stop)
+        part = head.rows(rows.start, rows.stop).folded()
         made, local = _statistics(part, sums is not None)
         for name, values in whole.items():
             values[rows] = made[name]
@@ -64,7 +69,9 @@ def forward(head: Head, scale: Tensor, plan: LossPlan, need: tuple[bool, bool, b
         chunk(start)
     hit = whole["logit"] >= whole["top"] if options.accuracy else None
     gradients = None if sums is None else sums.result()
-    return Forward(_losses(head, whole), whole["lse"], hit, whole.get("logits"), gradients)
+    by_row_scale = (_loss_slopes(head, whole), whole["mean_slope"]) if slopes else None
+    losses, logits = _losses(head, whole), whole.get("logits")
+    return Forward(losses, whole["lse"], hit, logits, by_row_scale, gradients)
 
 
 def backward(
@@ -73,7 +80,7 @@ def backward(
     scale: Tensor,
     lse_gradient: Tensor | None,
     plan: LossPlan,
-    need: tuple[bool, bool, bool],
+    need: Need,
 ) -> Gradients:
     """Gradients of Σ scale loss + Σ lse_gradient lse, the logits computed again."""
     vectors = (lse + 0.0 * lse, *_masses(head, lse, scale, lse_gradient))  # NaN, not infinite
@@ -82,15 +89,17 @@ def backward(
     size = len(head.x) if tokens else len(head.weight)
     sums = Sums(head, need, plan, -(-size // plan.chunk))
 
-    def derivatives(part: Head, rows: slice) -> list[Tensor]:
-        operands = [] if part.bias is None else [part.bias[None, :]]
-        operands += [part.target[:, None], *(x[rows, None] for x in vectors)]
-        return run_gemm(program, part.x, part.weight.t(), operands)
+    def chunk(part: Head, start: int, rows: slice) -> None:  # gone when the next one begins
+        operands = [*part.vectors, part.target[:, None], *(x[rows, None] for x in vectors)]
+        sums.add(part, start, *run_gemm(program, part.operand, part.weight.t(), operands))
 
+    whole = head if tokens else head.folded()
     for start in range(0, size, plan.chunk):
         stop = start + plan.chunk
-        part = head.rows(start, stop) if tokens else head.columns(start, stop)
-        sums.add(part, start, *derivatives(part, slice(start, stop) if tokens else slice(None)))
+        if tokens:
+            chunk(head.rows(start, stop).folded(), start, slice(start, stop))
+        else:
+            chunk(whole.columns(start, stop), start, slice(None))
     return sums.result()
 
 
@@ -101,20 +110,19 @@ def _statistics(part: Head, kept: bool) -> tuple[dict[str, Tensor], dict[str, Te
     rounded = part.x.dtype.itemsize < part.compute.itemsize
     stored = ("rounded" if rounded else "exact") if kept else ""
     program = statistics(
-        options.logits, options.smoothing != 0, options.accuracy, options.keep_logits, stored
-    )
-    operands = [] if part.bias is None else [part.bias[None, :]]
-    results = run_gemm(program, part.x, part.weight.t(), [*operands, part.target[:, None]])
+        options.logits, options.smoothing != 0, options.accuracy, options.keep_logits,
+        options.slopes, stored,
+    )  # fmt: skip
+    operands = [*part.vectors, part.target[:, None]]
+    results = run_gemm(program, part.operand, part.weight.t(), operands)
     local = _named(program, results)
     if part.vocabulary is WHOLE:
         return local, local
-    total, top = local.get("total"), local.get("top")
-    all_ = part.vocabulary.combined(Statistics(local["lse"], local["logit"], total, top))
-    made = {"lse": all_.lse, "logit": all_.logit, "total": all_.total, "top": all_.top}
+    made = part.vocabulary.combined(Statistics.of(local)).named
     if kept:
         stored_part = Statistics(local["stored_lse"], local["logit"])
         made["stored_lse"] = part.vocabulary.combined(stored_part).lse
-    return {name: x for name, x in made.items() if x is not None}, local
+    return made, local
 
 
 def _losses(head: Head, found: dict[str, Tensor]) -> Tensor:
@@ -126,6 +134,16 @@ def _losses(head: Head, found: dict[str, Tensor]) -> Tensor:
     if options.z_loss:
         losses = losses + options.z_loss * lse.square()
     return losses
+
+
+def _loss_slopes(head: Head, found: dict[str, Tensor]) -> Tensor:
+    """The derivative of :func:`_losses` by the row scale."""
+    options, mean = head.options, found["mean_slope"]
+    slopes = mean * (1.0 + 2.0 * options.z_loss * found["lse"]) if options.z_loss else mean
+    slopes = slopes - (1.0 - options.smoothing) * found["target_slope"]
+    if options.smoothing:
+        slopes = slopes - (options.smoothing / head.words) * found["total_slope"]
+    return slopes
 
 
 def _masses(
@@ -150,7 +168,7 @@ def _stored_derivative(
     z = local.pop("logits")  # the last reference, unless it is returned
     vectors = (part.target, made["stored_lse"], *masses)
     m, v = z.shape
-    operands = [z, *(x[:, None] for x in vectors)]
+    operands = [z, *part.row_vectors, *(x[:, None] for x in vectors)]
     return run_pointwise(program, operands, m, v, part.x.dtype, part.compute)
 
 

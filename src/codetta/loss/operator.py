@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from codetta.loss import engine
-from codetta.loss.head import Head
+from codetta.loss.head import Head, Leaves
 from codetta.loss.options import Request
 from codetta.loss.plan import LossPlan, Problem, choose
 from codetta.loss.vocabulary import WHOLE, Vocabulary
@@ -23,19 +23,21 @@ from codetta.plan.operator import is_traced
 
 _LIBRARY = torch.library.Library("codetta", "FRAGMENT")
 _TAGS = (torch.Tag.pt2_compliant_tag,)
+#: :class:`codetta.loss.head.Leaves` in a schema.
+_LEAVES = "Tensor x, Tensor weight, Tensor? bias, Tensor? column_scale, Tensor? row_scale"
 _LIBRARY.define(
-    "linear_cross_entropy(Tensor x, Tensor weight, Tensor? bias, Tensor target, Tensor valid, "
-    "Tensor factor, str request) -> Tensor[]",
+    f"linear_cross_entropy({_LEAVES}, Tensor target, Tensor valid, Tensor factor, str request) "
+    "-> Tensor[]",
     tags=_TAGS,
 )
 _LIBRARY.define(
-    "linear_cross_entropy_forward(Tensor x, Tensor weight, Tensor? bias, Tensor target, "
-    "Tensor factor, str request) -> Tensor[]",
+    f"linear_cross_entropy_forward({_LEAVES}, Tensor target, Tensor factor, str request) "
+    "-> Tensor[]",
     tags=_TAGS,
 )
 _LIBRARY.define(
-    "linear_cross_entropy_backward(Tensor x, Tensor weight, Tensor? bias, Tensor target, "
-    "Tensor lse, Tensor factor, Tensor? lse_gradient, str request) -> Tensor[]",
+    f"linear_cross_entropy_backward({_LEAVES}, Tensor target, Tensor lse, Tensor factor, "
+    "Tensor? lse_gradient, str request) -> Tensor[]",
     tags=_TAGS,
 )
 
@@ -47,57 +49,58 @@ class Made(NamedTuple):
     lse: Tensor
     hit: Tensor | None
     logits: Tensor | None
+    slopes: tuple[Tensor, Tensor] | None
     gradients: list[Tensor | None] | None
 
 
 def forward(
     request: Request,
     vocabulary: Vocabulary,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
+    leaves: Leaves,
     target: Tensor,
     factor: Tensor,
 ) -> Made:
     """The forward pass of canonical tensors, below autograd."""
-    if is_traced(x):
+    if is_traced(leaves.x):
         assert vocabulary is WHOLE
-        return _unpacked(request, _FORWARD(x, weight, bias, target, factor, request.text))
-    head = Head(x, weight, bias, target, request.options, vocabulary)
-    made = engine.forward(head, factor, _plan(request, vocabulary, x, weight), request.need)
-    return Made(made.losses, made.lse, made.hit, made.logits, made.gradients)
+        return _unpacked(request, _FORWARD(*leaves, target, factor, request.text))
+    head = Head(leaves, target, request.options, vocabulary)
+    made = engine.forward(head, factor, _plan(request, vocabulary, leaves), request.need)
+    return Made(made.losses, made.lse, made.hit, made.logits, made.slopes, made.gradients)
 
 
 def backward(
     request: Request,
     vocabulary: Vocabulary,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
+    leaves: Leaves,
     target: Tensor,
     lse: Tensor,
     factor: Tensor,
     lse_gradient: Tensor | None,
 ) -> list[Tensor | None]:
-    """Gradients of x, weight and bias from logits that are computed again."""
-    if is_traced(x):
+    """Gradients of x, weight, bias and column scale from logits that are computed again."""
+    if is_traced(leaves.x):
         assert vocabulary is WHOLE
-        arguments = (x, weight, bias, target, lse, factor, lse_gradient, request.text)
+        arguments = (*leaves, target, lse, factor, lse_gradient, request.text)
         flat = iter(_BACKWARD(*arguments))
         return [next(flat) if wanted else None for wanted in request.need]
-    head = Head(x, weight, bias, target, request.options, vocabulary)
-    plan = _plan(replace(request, schedule="recompute"), vocabulary, x, weight)
+    head = Head(leaves, target, request.options, vocabulary)
+    plan = _plan(replace(request, schedule="recompute"), vocabulary, leaves)
     return engine.backward(head, lse, factor, lse_gradient, plan, request.need)
 
 
-def settled(request: Request, vocabulary: Vocabulary, x: Tensor, weight: Tensor) -> Request:
+def settled(request: Request, vocabulary: Vocabulary, leaves: Leaves) -> Request:
     """The request with a schedule: what a graph holds must not depend on sizes it will have."""
-    return replace(request, schedule=_plan(request, vocabulary, x, weight).schedule)
+    return replace(request, schedule=_plan(request, vocabulary, leaves).schedule)
 
 
-def _plan(request: Request, vocabulary: Vocabulary, x: Tensor, weight: Tensor) -> LossPlan:
-    m, d, v = (_hint(size) for size in (*x.shape, weight.shape[0]))
-    problem = Problem(m, d, vocabulary.largest(v), x.dtype, request.scalar, *request.need)
+def _plan(request: Request, vocabulary: Vocabulary, leaves: Leaves) -> LossPlan:
+    m, d, v = (_hint(size) for size in (*leaves.x.shape, leaves.weight.shape[0]))
+    dx, dw, db, d_column = request.need
+    problem = Problem(
+        m, d, vocabulary.largest(v), leaves.x.dtype, request.scalar, dx or d_column, dw, db,
+        leaves.column_scale is not None,
+    )  # fmt: skip
     return choose(
         problem, schedule=request.schedule, chunk=request.chunk, limit=request.limit
     )  # fmt: skip
@@ -112,7 +115,8 @@ def _hint(size: Any) -> int:
 
 
 def _flat(made: Made) -> list[Tensor]:
-    parts = (made.losses, made.lse, made.hit, made.logits, *(made.gradients or ()))
+    slopes, gradients = made.slopes or (), made.gradients or ()
+    parts = (made.losses, made.lse, made.hit, made.logits, *slopes, *gradients)
     return [x for x in parts if x is not None]
 
 
@@ -121,32 +125,43 @@ def _unpacked(request: Request, flat: Sequence[Tensor]) -> Made:
     losses, lse = next(parts), next(parts)
     hit = next(parts) if request.options.accuracy else None
     logits = next(parts) if request.options.keep_logits else None
+    slopes = (next(parts), next(parts)) if request.options.slopes else None
     formed = request.schedule == "forward" and any(request.need)
     gradients = [next(parts) if wanted else None for wanted in request.need] if formed else None
-    return Made(losses, lse, hit, logits, gradients)
+    return Made(losses, lse, hit, logits, slopes, gradients)
 
 
 # --------------------------------------------------------------------------------- kernels
 def _forward_kernel(
-    x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, factor: Tensor, request: str
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    column_scale: Tensor | None,
+    row_scale: Tensor | None,
+    target: Tensor,
+    factor: Tensor,
+    request: str,
 ) -> list[Tensor]:
+    leaves = Leaves(x, weight, bias, column_scale, row_scale)
     with torch.autocast(x.device.type, enabled=False):
-        return _flat(forward(Request.parse(request), WHOLE, x, weight, bias, target, factor))
+        return _flat(forward(Request.parse(request), WHOLE, leaves, target, factor))
 
 
 def _backward_kernel(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
+    column_scale: Tensor | None,
+    row_scale: Tensor | None,
     target: Tensor,
     lse: Tensor,
     factor: Tensor,
     lse_gradient: Tensor | None,
     request: str,
 ) -> list[Tensor]:
-    wanted = Request.parse(request)
+    wanted, leaves = Request.parse(request), Leaves(x, weight, bias, column_scale, row_scale)
     with torch.autocast(x.device.type, enabled=False):
-        made = backward(wanted, WHOLE, x, weight, bias, target, lse, factor, lse_gradient)
+        made = backward(wanted, WHOLE, leaves, target, lse, factor, lse_gradient)
     return [g for g in made if g is not None]
 
 
@@ -154,6 +169,8 @@ def _kernel(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
+    column_scale: Tensor | None,
+    row_scale: Tensor | None,
     target: Tensor,
     valid: Tensor,
     factor: Tensor,
@@ -162,13 +179,21 @@ def _kernel(
     """With autograd and without."""
     from codetta.loss.function import apply
 
-    results = apply(Request.parse(request), WHOLE, target, valid, x, weight, bias, factor)
+    leaves = Leaves(x, weight, bias, column_scale, row_scale)
+    results = apply(Request.parse(request), WHOLE, target, valid, leaves, factor)
     return [r for r in results if r is not None]
 
 
 @torch.library.register_fake("codetta::linear_cross_entropy_forward", lib=_LIBRARY)
 def _forward_fake(
-    x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, factor: Tensor, request: str
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    column_scale: Tensor | None,
+    row_scale: Tensor | None,
+    target: Tensor,
+    factor: Tensor,
+    request: str,
 ) -> list[Tensor]:
     wanted = Request.parse(request)
     m, v = x.shape[0], weight.shape[0]
@@ -176,8 +201,9 @@ def _forward_fake(
     made = [x.new_empty(m, dtype=wide), x.new_empty(m, dtype=wide)]
     made += [x.new_empty(m, dtype=torch.bool)] if wanted.options.accuracy else []
     made += [x.new_empty(m, v)] if wanted.options.keep_logits else []
+    made += [x.new_empty(m, dtype=wide) for _ in range(2 * wanted.options.slopes)]
     if wanted.schedule == "forward":
-        made += _gradients_fake(wanted, x, weight, bias)
+        made += _gradients_fake(wanted, Leaves(x, weight, bias, column_scale, row_scale))
     return made
 
 
@@ -186,19 +212,20 @@ def _backward_fake(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
+    column_scale: Tensor | None,
+    row_scale: Tensor | None,
     target: Tensor,
     lse: Tensor,
     factor: Tensor,
     lse_gradient: Tensor | None,
     request: str,
 ) -> list[Tensor]:
-    return _gradients_fake(Request.parse(request), x, weight, bias)
+    leaves = Leaves(x, weight, bias, column_scale, row_scale)
+    return _gradients_fake(Request.parse(request), leaves)
 
 
-def _gradients_fake(
-    request: Request, x: Tensor, weight: Tensor, bias: Tensor | None
-) -> list[Tensor]:
-    tensors = zip((x, weight, bias), request.need, strict=True)
+def _gradients_fake(request: Request, leaves: Leaves) -> list[Tensor]:
+    tensors = zip(leaves[:4], request.need, strict=True)
     return [t.new_empty(t.shape) for t, wanted in tensors if wanted and t is not None]
 
 

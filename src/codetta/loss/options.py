@@ -9,6 +9,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+#: Whether x, weight, bias and column scale need gradients.
+Need = tuple[bool, bool, bool, bool]
+
 
 class LinearCrossEntropyOutput(NamedTuple):
     """The loss and what was asked for beside it; the rest is None.
@@ -30,17 +33,19 @@ class LinearCrossEntropyOutput(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Logits:
-    """How logits are made of the product: z = softcap(scale (x Wᵀ + bias)).
+    """How logits are made of the product: z = softcap(scale (r ⊙ (x Wᵀ) + bias)).
 
     Attributes:
         bias: whether there is one.
         scale: 1 for none.
         cap: z = cap tanh(. / cap); 0 for none.
+        rows: whether there is a row scale r.
     """
 
     bias: bool = False
     scale: float = 1.0
     cap: float = 0.0
+    rows: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +58,7 @@ class Options:
         z_loss: weight of lse².
         accuracy: whether the target's logit is compared with the largest.
         keep_logits: all logits are returned.
+        slopes: the derivatives of loss and lse by the row scale are formed.
     """
 
     logits: Logits
@@ -60,6 +66,7 @@ class Options:
     z_loss: float = 0.0
     accuracy: bool = False
     keep_logits: bool = False
+    slopes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +78,7 @@ class Request:
         scalar: the losses are summed; otherwise each is returned.
         schedule, chunk, limit: what the caller says about the schedule, see
             :func:`codetta.loss.plan.choose`.
-        need: whether x, weight and bias need gradients.
+        need: whether x, weight, bias and column scale need gradients.
     """
 
     options: Options
@@ -79,14 +86,15 @@ class Request:
     schedule: str | None
     chunk: int | None
     limit: int
-    need: tuple[bool, bool, bool] = (False, False, False)
+    need: Need = (False, False, False, False)
 
     @property
     def text(self) -> str:
         """As an operator takes it; :meth:`parse` reads it."""
         o, z = self.options, self.options.logits
         parts = (
-            (z.bias, z.scale, z.cap), (o.smoothing, o.z_loss, o.accuracy, o.keep_logits),
+            (z.bias, z.scale, z.cap, z.rows),
+            (o.smoothing, o.z_loss, o.accuracy, o.keep_logits, o.slopes),
             (self.scalar, self.schedule, self.chunk, self.limit), self.need,
         )  # fmt: skip
         return repr(parts)
@@ -97,5 +105,6 @@ class Request:
         logits, options, (scalar, schedule, chunk, limit), need = ast.literal_eval(text)
         return Request(Options(Logits(*logits), *options), scalar, schedule, chunk, limit, need)
 
-    def needing(self, need: tuple[bool, bool, bool]) -> Request:
-        return replace(self, need=need)
+    def needing(self, need: Need, row_scale: bool = False) -> Request:
+        """The request where these gradients are needed, and the row scale's."""
+        return replace(self, need=need, options=replace(self.options, slopes=row_scale))

@@ -6,6 +6,7 @@ is combined, per chunk of tokens, is a few numbers per row:
 
     m = max_p lse_p        lse = m + log Σ_p e^(lse_p − m)
     logit = Σ_p logit_p    total = Σ_p total_p    top = max_p top_p
+    mean_slope = Σ_p e^(lse_p − lse) mean_slope_p; the other slopes are sums
 
 in two all-reduces, a maximum and a sum. logit_p is 0 wherever the target is another process's. The
 backward needs no more of the others than lse: dz of the columns that are here, and dW, are local,
@@ -61,21 +62,24 @@ class Shard(Vocabulary):
         distributed.all_reduce(highest, distributed.ReduceOp.MAX, self.group)
         # An infinite maximum is not subtracted: inf - inf would be NaN where log-sum-exp is inf.
         shift = torch.where(highest[0].isfinite(), highest[0], 0.0)
-        totals = [] if part.total is None else [part.total]
-        added = torch.stack([torch.exp(part.lse - shift), part.logit, *totals])
+        share = torch.exp(part.lse - shift)
+        sums = {n: x for n, x in part.named.items() if n not in ("lse", "top")}
+        if part.mean_slope is not None:
+            sums["mean_slope"] = share * part.mean_slope
+        added = torch.stack([share, *sums.values()])
         distributed.all_reduce(added, distributed.ReduceOp.SUM, self.group)
-        return Statistics(
-            shift + added[0].log(),
-            added[1],
-            None if part.total is None else added[2],
-            None if part.top is None else highest[1],
-        )
+        found = dict(zip(sums, added[1:], strict=True))
+        if part.mean_slope is not None:
+            found["mean_slope"] = found["mean_slope"] / added[0]
+        found |= {} if part.top is None else {"top": highest[1]}
+        return Statistics(shift + added[0].log(), **found)
 
-    def summed(self, dx: Tensor) -> Tensor:
-        wide = dx if dx.dtype.itemsize > 4 else dx.to(torch.float32, copy=True)
+    def summed(self, gradient: Tensor) -> Tensor:
+        narrow = gradient.dtype.itemsize <= 4
+        wide = gradient.to(torch.float32, copy=True) if narrow else gradient
         if wide.numel():
             distributed.all_reduce(wide, distributed.ReduceOp.SUM, self.group)
-        return wide.to(dx.dtype)
+        return wide.to(gradient.dtype)
 
 
 def sharded(group: Any, weight: Tensor, *, keep_logits: bool = False) -> Shard:

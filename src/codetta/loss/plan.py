@@ -45,7 +45,9 @@ class Problem:
         m, d, v: tokens, width of the hidden states, rows of the weight.
         dtype: of hidden states and weight.
         scalar: the losses are summed, so there is one upstream gradient.
-        dx, dw, db: which gradients will be needed, of hidden states, weight and bias.
+        dx, dw, db: which gradients will be needed, of hidden states or their column scale, of
+            weight and bias.
+        fold: whether the hidden states have a column scale, which is multiplied into each chunk.
     """
 
     m: int
@@ -56,6 +58,7 @@ class Problem:
     dx: bool
     dw: bool
     db: bool = False
+    fold: bool = False
 
     @property
     def differentiated(self) -> bool:
@@ -175,6 +178,9 @@ def _forward(p: Problem, rows: int, split: bool) -> LossPlan:
     scaled = (p.m * p.dx + p.v * p.dw) * p.d * e
     seconds += _kernel(2 * scaled)
     extra = 2 * kept
+    if p.fold:
+        extra += rows * p.d * e
+        seconds += chunks * _kernel(2 * rows * p.d * e)
     if p.dw and p.narrow and chunks > 1:
         extra += (e if split else 4) * p.v * p.d
         seconds += 0.0 if split else _kernel((4 + e) * p.v * p.d)
@@ -185,6 +191,7 @@ def _recompute(p: Problem, rows: int, over: str, chunk: int) -> LossPlan:
     e = p.dtype.itemsize
     passes = _pieces(p.m, rows)
     seconds = passes * _gemm(rows, p.v, p.d, e, 0)
+    seconds += passes * _kernel(2 * rows * p.d * e) if p.fold else 0.0
     extra = 0
     if p.differentiated:
         m, v = (chunk, p.v) if over == "tokens" else (p.m, chunk)
@@ -197,6 +204,12 @@ def _recompute(p: Problem, rows: int, over: str, chunk: int) -> LossPlan:
             + (_gemm(v, p.d, m, e, w_bytes) if p.dw else 0.0)
         )
         extra = m * v * e
+        if p.fold:  # of all tokens at once, if each chunk of the vocabulary needs all
+            extra += m * p.d * e
+            seconds += _pieces(p.m, m) * _kernel(2 * m * p.d * e)
+            if over == "vocabulary" and p.dx:  # its sum stays wide for the pass that unfolds it
+                seconds += _kernel((4 + 2 * e) * p.m * p.d)
+                extra += max(4, e) * p.m * p.d if chunks == 1 or not p.narrow else 0
         if chunks > 1:
             if over == "tokens":  # a part of dx is made, then put where it belongs
                 extra, summed = extra + m * p.d * e * p.dx, p.v * p.d * p.dw
@@ -206,6 +219,7 @@ def _recompute(p: Problem, rows: int, over: str, chunk: int) -> LossPlan:
             if p.narrow:
                 extra += 4 * summed
                 seconds += _kernel((4 + e) * summed)
+    extra = max(extra, rows * p.d * e) if p.fold else extra
     return LossPlan("recompute", over, rows, chunk, False, seconds, extra)
 
 

@@ -1,4 +1,9 @@
-"""Gradients of a loss head from its chunks of dz."""
+"""Gradients of a loss head from its chunks of dz.
+
+With h = x ⊙ γ, or x where there is no column scale γ: dh = dz W, dW = dzᵀ h, dx = dh ⊙ γ and
+dγ = Σ over tokens of dh ⊙ x. Where a chunk of dh is complete at once the last two are its epilogue,
+in fp32 from the accumulator; where dh is a sum over chunks they are one pass over the sum.
+"""
 
 from __future__ import annotations
 
@@ -8,40 +13,72 @@ from torch import Tensor
 from codetta.backends.select import backend_for
 from codetta.backends.watched import is_watched
 from codetta.language import Program
-from codetta.loss.epilogues import split, split_sum, widened
+from codetta.loss.epilogues import split, split_sum, unfolded, widened
 from codetta.loss.head import Gradients, Head
+from codetta.loss.options import Need
 from codetta.loss.plan import LossPlan
-from codetta.ops import IDENTITY, run_gemm, run_gemm_accumulate_
+from codetta.ops import IDENTITY, run_gemm, run_gemm_accumulate_, run_pointwise
 
 
 class Sums:
-    """dx = dz W, dW = dzᵀ x and dbias = Σ dz, chunk by chunk.
+    """dh = dz W, dW = dzᵀ h and dbias = Σ dz, chunk by chunk; of dh, dx and dγ.
 
     Of chunks of tokens, a chunk of dx is complete at once and dW is a sum over all; of chunks of
     the vocabulary it is the other way round. Sums are kept with more digits than the result has.
     """
 
-    def __init__(
-        self, head: Head, need: tuple[bool, bool, bool], plan: LossPlan, chunks: int
-    ) -> None:
+    def __init__(self, head: Head, need: Need, plan: LossPlan, chunks: int) -> None:
         self.head, self.chunks = head, chunks
-        self.need_x, self.need_w, self.need_b = need
+        self.need_x, self.need_w, self.need_b, self.need_column = need
         self.tokens, self.split = plan.over == "tokens", plan.split
         self.parts: Tensor | None = None  # of the gradient that is made of complete parts
         self.sums: list[Tensor] = []  # of the other one: one number wide, or split in two
         self.bias: Tensor | None = None
+        self.column: Tensor | None = None
 
     def add(self, part: Head, start: int, dz: Tensor, column_sum: Tensor | None = None) -> None:
         """Take one chunk; ``start`` is its first token or word."""
-        if self.need_x:
-            (self._put if self.tokens else self._sum)(start, dz, part.weight)
+        if self.need_x or self.need_column:
+            if not self.tokens:
+                self._sum(start, dz, part.weight, wide=part.column_scale is not None)
+            elif part.column_scale is None:
+                self._put(start, *run_gemm(IDENTITY, dz, part.weight))
+            else:
+                self._unfold(start, part, dz)
         if self.need_w:
-            (self._sum if self.tokens else self._put)(start, dz.t(), part.x)
+            if self.tokens:
+                self._sum(start, dz.t(), part.operand)
+            else:
+                self._put(start, *run_gemm(IDENTITY, dz.t(), part.operand))
         if column_sum is not None:
             self._add_bias(start, column_sum)
 
-    def _put(self, start: int, a: Tensor, b: Tensor) -> None:
-        (made,) = run_gemm(IDENTITY, a, b)
+    def _unfold(self, start: int, part: Head, dz: Tensor) -> None:
+        program = unfolded(self.need_x, self.need_column, False)
+        made = run_gemm(program, dz, part.weight, self._scaling(part))
+        if self.need_x:
+            self._put(start, made[0])
+        if self.need_column:
+            self.column = made[-1] if self.column is None else self.column + made[-1]
+
+    def _scaling(self, part: Head) -> list[Tensor]:
+        """Operands of :func:`codetta.loss.epilogues.unfolded`."""
+        assert part.column_scale is not None
+        column = [part.column_scale[None, :]] if self.need_x else []
+        return column + ([part.x] if self.need_column else [])
+
+    def _unfold_sum(self) -> Tensor | None:
+        """dx of the sum that dh is; dγ beside it."""
+        if not self.sums:
+            return None
+        (total,), head = self.sums, self.head
+        program = unfolded(self.need_x, self.need_column, True)
+        operands, size = [total, *self._scaling(head)], total.shape
+        made = run_pointwise(program, operands, *size, head.x.dtype, head.compute)
+        self.column = made[-1] if self.need_column else None
+        return made[0] if self.need_x else None
+
+    def _put(self, start: int, made: Tensor) -> None:
         if self.chunks == 1:
             self.parts = made
             return
@@ -49,9 +86,10 @@ class Sums:
             self.parts = made.new_empty(self._whole().shape)
         self.parts[start : start + len(made)] = made
 
-    def _sum(self, start: int, a: Tensor, b: Tensor) -> None:
+    def _sum(self, start: int, a: Tensor, b: Tensor, *, wide: bool = False) -> None:
         if not self.sums:
-            first = IDENTITY if self.chunks == 1 else split if self.split else widened
+            one = self.chunks == 1 and not wide
+            first = IDENTITY if one else split if self.split else widened
             self.sums = run_gemm(first, a, b)
         elif self.split:
             self.sums = _overwriting(split_sum, a, b, self.sums)
@@ -66,15 +104,21 @@ class Sums:
 
     def result(self) -> Gradients:
         """The gradients, each in the dtype of its tensor; zeros of no chunks."""
-        parts = self.parts
-        total = self.sums[0].to(self.head.x.dtype) if self.sums else None
-        dx, dw = (parts, total) if self.tokens else (total, parts)
-        head, bias = self.head, self.head.bias
+        head, bias, column = self.head, self.head.bias, self.head.column_scale
+        if column is not None and not self.tokens:
+            total = self._unfold_sum()
+        else:
+            total = self.sums[0].to(head.x.dtype) if self.sums else None
+        dx, dw = (self.parts, total) if self.tokens else (total, self.parts)
         dx = _or_zeros(dx, head.x) if self.need_x else None
+        d_column = None
+        if self.need_column and column is not None:
+            d_column = head.vocabulary.summed(_or_zeros(self.column, column))
         return [
             None if dx is None else head.vocabulary.summed(dx),
             _or_zeros(dw, head.weight) if self.need_w else None,
             _or_zeros(self.bias, bias) if self.need_b and bias is not None else None,
+            d_column,
         ]
 
     def _whole(self) -> Tensor:

@@ -49,12 +49,14 @@ class LinearCrossEntropyLoss(nn.Module):
         bias: Tensor | None = None,
         *,
         token_weight: Tensor | None = None,
+        row_scale: Tensor | None = None,
+        column_scale: Tensor | None = None,
         num_items_in_batch: int | float | Tensor | None = None,
     ) -> Any:
         """x (..., D), weight (V, D), target (...) -> what the function returns."""
         return linear_cross_entropy(
-            x, weight, target, bias=bias, token_weight=token_weight,
-            num_items_in_batch=num_items_in_batch, **self.settings,
+            x, weight, target, bias=bias, token_weight=token_weight, row_scale=row_scale,
+            column_scale=column_scale, num_items_in_batch=num_items_in_batch, **self.settings,
         )  # fmt: skip
 
     def extra_repr(self) -> str:
