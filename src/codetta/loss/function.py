@@ -40,7 +40,8 @@ def apply(
     gets a gradient; where ``valid`` is False the loss is 0 whatever the logits are.
     """
     if not torch.is_grad_enabled():  # a Function sees what requires grad, not whether it counts
-        leaves = Leaves(*(None if t is None else t.detach() for t in leaves))
+        given = leaves._asdict().items()
+        leaves = leaves._replace(**{n: t.detach() for n, t in given if t is not None})
         factor = factor.detach()
     made: tuple[Tensor, Tensor, Tensor | None, Tensor | None] = LinearCrossEntropy.apply(
         request, vocabulary, target, valid, factor, *leaves

@@ -101,7 +101,8 @@ class Head:
         if self.column_scale is None:
             return self
         operands = [self.x, self.column_scale[None, :]]
-        (made,) = run_pointwise(folded, operands, *self.x.shape, self.x.dtype, self.compute)
+        m, d = self.x.shape
+        (made,) = run_pointwise(folded, operands, m, d, self.x.dtype, self.compute)
         return replace(self, folded_x=made)
 
     def rows(self, start: int, stop: int) -> Head:

@@ -73,8 +73,8 @@ class Sums:
             return None
         (total,), head = self.sums, self.head
         program = unfolded(self.need_x, self.need_column, True)
-        operands, size = [total, *self._scaling(head)], total.shape
-        made = run_pointwise(program, operands, *size, head.x.dtype, head.compute)
+        operands, (m, d) = [total, *self._scaling(head)], total.shape
+        made = run_pointwise(program, operands, m, d, head.x.dtype, head.compute)
         self.column = made[-1] if self.need_column else None
         return made[0] if self.need_x else None
 
