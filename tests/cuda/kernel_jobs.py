@@ -84,12 +84,17 @@ def under_autocast() -> dict[str, Job]:
 def loss_head() -> dict[str, Job]:
     """Statistics of a chunk of logits, their derivative computed again, and a split sum of dW."""
     plain, rich = Logits(), Logits(bias=True, scale=0.5, cap=30.0)
+    scaled = Logits(rows=True)
     chunk, vocabulary, hidden = 4096, 128256, 2048
     over_logits = {
-        "statistics": epilogues.statistics(plain, False, False, False, ""),
-        "statistics, logits kept": epilogues.statistics(plain, False, False, False, "rounded"),
-        "statistics, all": epilogues.statistics(rich, True, True, False, "rounded"),
+        "statistics": epilogues.statistics(plain, False, False, False, False, ""),
+        "statistics, logits kept": epilogues.statistics(
+            plain, False, False, False, False, "rounded"
+        ),
+        "statistics, scaled": epilogues.statistics(scaled, False, False, False, True, "rounded"),
+        "statistics, all": epilogues.statistics(rich, True, True, False, False, "rounded"),
         "derivative": epilogues.derivative(plain, False, False),
+        "derivative, scaled": epilogues.derivative(scaled, False, False),
         "derivative, all": epilogues.derivative(rich, True, True),
     }
     found = {n: Job(p.text, chunk, vocabulary, hidden, "nt") for n, p in over_logits.items()}
