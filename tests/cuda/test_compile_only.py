@@ -27,13 +27,15 @@ on_blackwell = pytest.mark.xdist_group("compile for sm_100a")
 
 HOPPER = library("90")
 BLACKWELL = library("100")
-#: Where a kernel has any: "stores" (STL, spilled registers), "loads" (LDL, their reloads) and
-#: "stages" of the A/B pipeline where they are fewer than three. quack-kernels 0.6.5.
-EXPECTED_HOPPER: dict[str, dict[str, int]] = {}
+#: What a kernel may have at most: "stores" (STL, spilled registers) and "loads" (LDL, their
+#: reloads); and at least: "stages" of the A/B pipeline where they are fewer than three.
+#: quack-kernels 0.6.5, nvidia-cutlass-dsl 4.7.0.
+EXPECTED_HOPPER: dict[str, dict[str, int]] = {
+    # At the limit of the registers, and the compiler does not repeat itself: 0, 1, 7 or 8 spills
+    # of the same source, with a fixed seed of Python's hashes, too.
+    "statistics, all": {"stores": 16, "loads": 16},
+}
 EXPECTED_BLACKWELL = {"layernorm_gelu_backward": {"stores": 44, "loads": 41}}
-#: At the limit of the registers: of 25 compilations that differed in nothing but the seed of
-#: Python's hashes and the kernels before, 8 spilled 7 registers and 17 none.
-AT_THE_LIMIT = {"statistics, all": 7}
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +60,7 @@ def fault(made: dict, target: str, *, stores: int = 0, loads: int = 0, stages: i
         return f"compiled for {made['target']}"
     if not made["tensor_ops"]:
         return "no tensor cores"
-    if (made["stores"], made["loads"]) != (stores, loads):
+    if made["stores"] > stores or made["loads"] > loads:
         return f"{made['stores']} spills and {made['loads']} reloads in {made['config']}"
     if made["stages"] < stages:
         return f"{made['stages']} A/B stages in {made['config']}"
@@ -87,10 +89,7 @@ def test_an_fp32_residual_stream_neither_spills_nor_starves(hopper, name):
 @pytest.mark.parametrize("name", loss_head())
 def test_a_kernel_of_the_loss_head_neither_spills_nor_starves(hopper, name):
     made = hopper.compile(loss_head()[name])
-    few = {}
-    if 0 < made.get("stores", 0) <= AT_THE_LIMIT.get(name, 0):
-        few = {"stores": made["stores"], "loads": made["loads"]}
-    assert fault(made, "sm_90a", **few) is None, made
+    assert fault(made, "sm_90a", **EXPECTED_HOPPER.get(name, {})) is None, made
 
 
 RAGGED = [("row_scale_lse_target", "n"), ("layernorm_statistics", "n"), ("rms_link_wgrad", "m")]
@@ -125,6 +124,16 @@ def test_a_kernel_for_another_gpu_is_caught():
     assert fault(good, "sm_90a") is None
     assert fault(good, "sm_100a") == "compiled for sm_90a"
     assert fault(good | {"tensor_ops": 0}, "sm_90a") == "no tensor cores"
+
+
+def test_a_kernel_may_spill_what_is_on_record_and_no_more():
+    made = {"target": "sm_90a", "tensor_ops": 16, "stages": 4, "config": "256x128 coop 2x1"}
+    recorded = {"stores": 7, "loads": 6}
+    for spills in ({"stores": 0, "loads": 0}, recorded):
+        assert fault(made | spills, "sm_90a", **recorded) is None
+    for spills in ({"stores": 8, "loads": 6}, {"stores": 7, "loads": 7}):
+        assert fault(made | spills, "sm_90a", **recorded) is not None
+    assert fault(made | {"stores": 1, "loads": 0}, "sm_90a") is not None
 
 
 @on_blackwell

@@ -130,7 +130,4 @@ def environment(sm: str, cache: str) -> dict[str, str]:
     """What QuACK must find in its environment before it is imported."""
     os.makedirs(cache, exist_ok=True)
     own = {"QUACK_CACHE_DIR": cache, "CODETTA_CACHE_DIR": cache}  # nothing compiled or tuned before
-    # Code depends on the seed of Python's hashes, and on what the process compiled before: a kernel
-    # at the limit of its registers may spill a few of them or none. One seed, so that a first
-    # kernel's answer can be repeated.
-    return {"QUACK_ARCH": sm, "CUTE_DSL_ARCH": ARCHITECTURES[sm], "PYTHONHASHSEED": "0", **own}
+    return {"QUACK_ARCH": sm, "CUTE_DSL_ARCH": ARCHITECTURES[sm], **own}
