@@ -12,6 +12,7 @@ from triton_runner import DEVICE, agree, check, inputs
 
 from codetta.backends.calls import REFERENCE
 from codetta.backends.cuda import triton_kernels
+from codetta.backends.cuda.finalize import finalizer as finalizer_of
 from codetta.backends.cuda.triton_folds import Fold
 from codetta.backends.cuda.triton_kernels import pointwise
 from codetta.backends.cuda.triton_lowering import LOWERING
@@ -97,6 +98,38 @@ def test_variance_far_from_zero():
 
     (got,) = pointwise(variance, [x], 3, 1000, torch.float32, torch.float32)
     assert (got / x.double().var(1, correction=0) - 1).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("tile", [None, (3, 96)], ids=["in one pass", "from partials"])
+@pytest.mark.parametrize("size", [1e20, 1e30])
+def test_a_variance_whose_squares_overflow_is_infinite_and_not_nan(size, tile):
+    """The states begin with no columns: 0 times the square of a difference is 0."""
+    x = size * (2 + torch.randn(3, 5000, generator=torch.Generator().manual_seed(0))).to(DEVICE)
+
+    @finalizer
+    def statistics(x: Tile):
+        mean, variance = f.moments(x)
+        return {"mean": mean, "rstd": f.rsqrt(variance + 1e-5)}
+
+    m, n = x.shape
+    if tile is None:
+        mean, rstd = check(statistics, [x], m, n, torch.float32)
+    else:
+        mean, rstd = _from_partials(statistics, x, tile)
+    assert (rstd == 0.0).all()
+    exact = x.double().mean(1)
+    assert (mean.double().reshape(-1) - exact).abs().max() < 1e-5 * size
+
+
+def _from_partials(program: Program, x: torch.Tensor, tile: tuple[int, int]):
+    """The finals of a program of one Tile by its finalizer, as after a GEMM."""
+    m, n = x.shape
+    raw = REFERENCE.pointwise(program, [x], m, n, torch.float32, torch.float32, tile, True)
+    finals = finalizer_of(program)
+    assert finals is not None
+    # Both reductions keep the same three numbers.
+    given = [raw[component] for _, component in finals.reads]
+    return check(finals.program, given, m, n, torch.float32)
 
 
 # ----------------------------------------------------------------------------- pairs and heads

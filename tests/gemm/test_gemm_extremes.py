@@ -7,7 +7,17 @@ import torch
 from helpers.cases import CASES
 
 import codetta
-from codetta.language import Index, epilogue, logsumexp, moments, rowmax, rowsum, select
+from codetta.language import (
+    Col,
+    Index,
+    epilogue,
+    exp,
+    logsumexp,
+    moments,
+    rowmax,
+    rowsum,
+    select,
+)
 
 INF, NAN = float("inf"), float("nan")
 TILES = [None, (1, 1), (2, 3), (100, 100)]  # None is the backend's own
@@ -78,6 +88,28 @@ def test_a_target_outside_of_the_columns_selects_zero(backend, target, dtype):
         assert out.logit.item() == 0.0
 
 
+def picked_of(acc, target: Index, shift: Col):
+    return {"logit": select(acc, target), "after": select(exp(acc) + shift, target)}
+
+
+PICKED = epilogue(picked_of)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32], ids=str)
+@pytest.mark.parametrize("target", [4, 5, 7, 127, 128, 2**31 - 1, -1])
+def test_what_lies_beyond_the_columns_of_a_tile_is_not_selected(backend, target, dtype):
+    """Beyond them the accumulator is a row of a times zeros: NaN where that row is infinite."""
+    a = torch.tensor([[INF], [-INF], [NAN], [1.0]], dtype=torch.bfloat16)
+    b = torch.tensor([ROWS["plain"]], dtype=torch.bfloat16)
+    index = torch.full((4,), target, dtype=dtype)
+    out = codetta.gemm(a, b, PICKED, target=index, shift=torch.full((4,), 3.0))
+    assert out.logit.tolist() == out.after.tolist() == [0.0] * 4
+    inside = codetta.gemm(a, b, PICKED, target=index.fill_(3), shift=torch.full((4,), 3.0))
+    assert inside.logit[:2].tolist() == [INF, -INF] and inside.logit[2].isnan()
+    assert inside.logit[3] == 3.0
+    assert inside.after[1] == 3.0
+
+
 def statistics_of(acc):
     mean, variance = moments(acc)
     return {"mean": mean, "variance": variance}
@@ -107,6 +139,18 @@ def test_a_large_mean_costs_no_digits_of_the_variance(backend, ratio, tile, dtyp
     naive = ((x * x).mean(1) - x.mean(1) ** 2).double()
     if ratio >= 1e3 and dtype is torch.float32:
         assert (naive - exact).norm() > 100 * error
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("tile", [None, (2, 4), (4, 32)], ids=str)
+@pytest.mark.parametrize("size", [2.0**66, 2.0**100])
+def test_a_variance_that_overflows_is_infinite_and_not_nan(backend, size, tile, dtype):
+    torch.manual_seed(0)
+    x = (size * (2 + torch.randn(5, 97))).to(dtype)
+    x[3] = size  # equal columns have no variance, however large they are
+    out = through_gemm(x, STATISTICS, tile)
+    torch.testing.assert_close(out.mean.double(), x.double().mean(1), rtol=1e-5, atol=0.0)
+    assert out.variance.tolist() == [INF, INF, INF, 0.0, INF]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

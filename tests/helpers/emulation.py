@@ -209,7 +209,7 @@ class _Kernel:
         index = self.arguments[sink.index]
         for row in range(self.m):
             j = int(index[row])
-            if 0 <= j < self.n and value[row, j] != -math.inf:
+            if 0 <= j < self.padded[1] and value[row, j] != -math.inf:
                 buffer[row] = value[row, j]
 
 

@@ -243,9 +243,11 @@ def _chan_partial(x: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor, Tens
         n = valid.sum(1).to(x.dtype).expand(m, tiles)
     mean = _fill(x, valid, 0.0).sum(2) / n
     deviation = _fill(x - mean[:, :, None], valid, 0.0)
-    # The second term is zero but for the rounding of the mean, which it takes out again.
-    m2 = (deviation * deviation).sum(2) - deviation.sum(2).square() / n
-    return n, mean, m2.clamp_min(0.0)
+    m2, rest = (deviation * deviation).sum(2), deviation.sum(2)
+    # Zero but for the rounding of the mean, which this takes out again. Squares that overflow stay
+    # infinite: that of the rest may overflow, too, and inf - inf is NaN.
+    rounding = (rest * (rest / n)).masked_fill(m2.isinf(), 0.0)
+    return n, mean, (m2 - rounding).clamp_min(0.0)
 
 
 def _chan_mean(n: Tensor, mean: Tensor, m2: Tensor) -> Tensor:

@@ -70,14 +70,19 @@ def vector(x: Tensor) -> Tensor:
     return flat.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
 
 
-def indices(x: Tensor) -> Tensor:
+def indices(x: Tensor, columns: int | None = None) -> Tensor:
     """An index column (M, 1) as a contiguous vector (M,).
 
     The kernel compares 32 bits: what lies beyond them must stay outside of the columns.
+
+    Args:
+        columns: makes -1 of what is not below it, where the last tile has columns of that number.
     """
     flat = x.reshape(-1).contiguous()
     if flat.dtype is torch.int64:
         flat = flat.clamp(-1, 2**31 - 1).to(torch.int32)
+    if columns is not None:
+        flat = flat.masked_fill(flat >= columns, -1)
     return flat if flat.data_ptr() % (4 * flat.element_size()) == 0 else flat.clone()
 
 

@@ -216,7 +216,7 @@ def outline(
         a.device,
         *feeds.sides(a, b),
         feeds.c_feed(lowered, operands),
-        feeds.all_feeds(lowered, operands, m, n, a.device),
+        feeds.all_feeds(lowered, operands, m, n, a.device, partial=bool(extents["n"])),
         _stores(lowered, m, n),
         tuple(_sink(s, config, m, n) for s in lowered.sinks),
         tuple((s.name, s.index) for s in lowered.sinks if s.fold == "select"),

@@ -92,9 +92,18 @@ def c_feed(lowered: Lowered, operands: Sequence[Tensor]) -> Feed | None:
 
 
 def all_feeds(
-    lowered: Lowered, operands: Sequence[Tensor], m: int, n: int, device: torch.device
+    lowered: Lowered,
+    operands: Sequence[Tensor],
+    m: int,
+    n: int,
+    device: torch.device,
+    partial: bool,
 ) -> tuple[tuple[str, Feed], ...]:
-    """Feeds of all other parameters, by name."""
+    """Feeds of all other parameters, by name.
+
+    Args:
+        partial: whether the last tile of a row reaches beyond column n.
+    """
     at = _positions(lowered.program)
     feeds: list[tuple[str, Feed]] = []
     for load in lowered.loads:
@@ -113,7 +122,8 @@ def all_feeds(
     for sink in lowered.sinks:
         if sink.fold == "select":
             i = at[sink.operand]
-            feeds.append((sink.index, _indices(i)))
+            # QuACK's sink writes any column of a tile, also one beyond the matrix.
+            feeds.append((sink.index, _indices(i, n if partial else None)))
     return tuple(feeds)
 
 
@@ -143,8 +153,8 @@ def _index(load: Load, i: int, m: int, n: int, x: Tensor, device: torch.device) 
     return _indices(i)
 
 
-def _indices(i: int) -> Feed:
-    return lambda operands: arrays.indices(operands[i])
+def _indices(i: int, columns: int | None = None) -> Feed:
+    return lambda operands: arrays.indices(operands[i], columns)
 
 
 def _extent(load: Load, i: int, m: int, n: int, x: Tensor, device: torch.device) -> Feed:

@@ -231,7 +231,8 @@ class Moments(_RowState):
         # An infinite mean stays, on either side: inf + (x - inf) * share would be NaN.
         finite = delta - delta == 0.0
         merged = _select(finite, mean + delta * share, mean + mean_other)
-        return count, merged, m2 + m2_other + delta * delta * n * share
+        # In this order 0 columns times a square that overflows are 0, and not NaN.
+        return count, merged, m2 + m2_other + delta * (delta * (n * share))
 
 
 class Number(Scalar):

@@ -154,7 +154,8 @@ def _chan_merge(emit: Emitter, state: Names, new: Names) -> Names:
         "mean",
         f"tl.where({step} - {step} == 0.0, {state[1]} + {step} * {share}, {state[1]} + {new[1]})",
     )
-    m2 = emit.line("m2", f"{state[2]} + {new[2]} + {step} * {step} * {state[0]} * {share}")
+    # In this order 0 columns times a square that overflows are 0, and not NaN.
+    m2 = emit.line("m2", f"{state[2]} + {new[2]} + {step} * ({step} * ({state[0]} * {share}))")
     return n, mean, m2
 
 
