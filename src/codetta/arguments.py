@@ -62,6 +62,7 @@ class CallSpec(NamedTuple):
 
     name: str
     text: str
+    line: str
     signature: str
     operands: tuple[OperandSpec, ...]
     granule: int
@@ -91,6 +92,7 @@ def call_spec(program: Program) -> CallSpec:
     return CallSpec(
         program.name,
         program.text,
+        program.line,
         program.signature,
         tuple(operands),
         program.granule,

@@ -225,7 +225,7 @@ def _run(
 ) -> Any:
     """The flat results. Compiled graphs call the operator; eager calls skip its Autograd kernel."""
     if torch.compiler.is_dynamo_compiling():
-        return GEMM(spec.text, a, b, flat, tile or (), raw)
+        return GEMM(spec.line, a, b, flat, tile or (), raw)
     refuse_transforms([a, b, *flat])
     if torch.is_grad_enabled() and _requires_grad(a, b, flat):
         return _differentiably(program, a, b, flat, tile, raw, operands)

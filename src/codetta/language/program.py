@@ -142,6 +142,15 @@ class Program:
 
         return format_program(self)
 
+    @cached_property
+    def line(self) -> str:
+        """The canonical text in one line, as operators take it.
+
+        Inductor copies an operator's arguments into comments of the code that it generates, where
+        a second line would be code.
+        """
+        return self.text.replace("\n", ";")
+
     @staticmethod
     def parse(text: str) -> Program:
         """The Program of a canonical text. Raises ProgramSyntax naming the line."""

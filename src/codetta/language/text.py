@@ -62,7 +62,7 @@ _OUTPUT = re.compile(r"(store|final|return) (\w+): (\w+) = %(\d+)")
 
 def parse_program(text: str) -> Program:
     """Read a canonical text back. Raises ProgramSyntax naming line, text and what was expected."""
-    lines = [(i, line.strip()) for i, line in enumerate(text.splitlines(), 1) if line.strip()]
+    lines = numbered(text)
     reader = _Reader()
     if not lines:
         reader.fail(1, "", "Expected `program NAME(acc, operand: Kind, ...) {`.")
@@ -72,6 +72,12 @@ def parse_program(text: str) -> Program:
     for number, line in lines[1:-1]:
         reader.line(number, line)
     return reader.program(lines[-1])
+
+
+def numbered(text: str) -> list[tuple[int, str]]:
+    """(number, text) of the lines that are not empty; a semicolon ends a line, too."""
+    lines = text.replace(";", "\n").splitlines()
+    return [(i, line.strip()) for i, line in enumerate(lines, 1) if line.strip()]
 
 
 class _Reader:

@@ -61,10 +61,10 @@ def run_gemm(
     operand is, else fp32. Nothing is checked and no gradient is recorded.
     """
     if torch.compiler.is_dynamo_compiling():
-        return GEMM(program.text, a, b, list(operands), tile or (), raw)
+        return GEMM(program.line, a, b, list(operands), tile or (), raw)
     with torch._C._AutoDispatchBelowADInplaceOrView():
         if is_watched(a, b):
-            return GEMM(program.text, a, b, list(operands), tile or (), raw)
+            return GEMM(program.line, a, b, list(operands), tile or (), raw)
         return backend_for(a).gemm(program, a, b, operands, tile, raw)
 
 
@@ -85,7 +85,7 @@ def run_pointwise(
     refer to, ``operand_dtype`` what 'operand' and ``compute_dtype`` what 'accumulator' stands for.
     """
     types = (operand_dtype, compute_dtype)
-    arguments = (program.text, list(operands), m, n, *types, tile or (), raw)
+    arguments = (program.line, list(operands), m, n, *types, tile or (), raw)
     if torch.compiler.is_dynamo_compiling():
         return POINTWISE(*arguments)
     with torch._C._AutoDispatchBelowADInplaceOrView():

@@ -55,7 +55,7 @@ class Operators:
         raw: bool,
         into: Mapping[int, Tensor] | None = None,
     ) -> list[Tensor]:
-        return _called(GEMM, program.text, a, b, list(operands), tile or (), raw)
+        return _called(GEMM, program.line, a, b, list(operands), tile or (), raw)
 
     def pointwise(
         self,
@@ -70,10 +70,10 @@ class Operators:
         into: Mapping[int, Tensor] | None = None,
     ) -> list[Tensor]:
         types = (operand, compute)
-        return _called(POINTWISE, program.text, list(operands), m, n, *types, tile or (), raw)
+        return _called(POINTWISE, program.line, list(operands), m, n, *types, tile or (), raw)
 
     def prepare(self, plan: Plan, weights: Sequence[Tensor]) -> Tensor:
-        return _called(PREPARE, plan.text, list(weights))
+        return _called(PREPARE, plan.line, list(weights))
 
     def gemm_accumulate_(self, target: Tensor, a: Tensor, b: Tensor) -> None:
         run_gemm_accumulate_(target, a, b)

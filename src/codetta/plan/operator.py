@@ -44,7 +44,7 @@ class Traced:
     """A schedule as one operator call and the views behind it.
 
     Attributes:
-        text: of the Plan whose outputs are not views.
+        text: of the Plan whose outputs are not views, in one line.
         views: for each output, which result it is made of and the view operations, innermost first.
     """
 
@@ -63,7 +63,7 @@ class Traced:
         named = {o.node: o.name for o in plan.outputs}
         outputs = [PlanOutput(named.get(o.node, o.name), o.node) for o in outputs]
         self.plan = make_plan(plan.name, plan.inputs, plan.nodes, outputs)
-        self.text = self.plan.text
+        self.text = self.plan.line
         order = [i.name for i in plan.inputs]
         self.reads = tuple(order.index(i.name) for i in self.plan.inputs)
 

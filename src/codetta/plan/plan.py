@@ -76,6 +76,11 @@ class Plan:
 
         return format_plan(self)
 
+    @cached_property
+    def line(self) -> str:
+        """The canonical text in one line, as operators take it; see :attr:`Program.line`."""
+        return self.text.replace("\n", ";")
+
     @staticmethod
     def parse(text: str) -> Plan:
         """The Plan of a canonical text. Raises ProgramSyntax naming the line."""

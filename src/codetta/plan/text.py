@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from codetta.errors import CodettaError, ProgramSyntax
 from codetta.language.primitives import PRIMITIVES, SHAPE
-from codetta.language.text import INDENT, format_node, read_attribute
+from codetta.language.text import INDENT, format_node, numbered, read_attribute
 from codetta.language.types import Kind, Type
 from codetta.language.values import AttrValue, Node
 from codetta.plan.operations import OPERATIONS, operation, size
@@ -43,7 +43,7 @@ _OUTPUT = re.compile(r"output (\w+) = %(\d+)( scores_only)?")
 
 def parse_plan(text: str) -> Plan:
     """Read a canonical text back. Raises ProgramSyntax naming line, text and what was expected."""
-    lines = [(i, line.strip()) for i, line in enumerate(text.splitlines(), 1) if line.strip()]
+    lines = numbered(text)
     if not lines or not (header := _HEADER.fullmatch(lines[0][1])):
         _fail(*(lines or [(1, "")])[0], "Expected `plan NAME(input: Kind(rows, cols), ...) {`.")
     inputs = [

@@ -46,9 +46,10 @@ class Precompiled:
     failed: Mapping[str, str]
 
     def __str__(self) -> str:
-        failed = f", {len(self.failed)} failed: {next(iter(self.failed.values()))}"
         text = f"{self.kernels} kernels in {self.seconds:.1f} s"
-        return text + (failed if self.failed else "")
+        if not self.failed:
+            return text
+        return f"{text}, {len(self.failed)} failed: {next(iter(self.failed.values()))}"
 
 
 def precompile(
