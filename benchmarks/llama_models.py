@@ -7,11 +7,11 @@ what one changes (an attention implementation, patched methods) the others do no
 from __future__ import annotations
 
 import copy
-import inspect
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import FunctionType, MethodType
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -134,10 +134,32 @@ def compiled_causal(model: Any) -> Contender:
 
 
 def liger(model: Any) -> Contender:
-    return _of(_with_liger(sharing(model)), lambda m: m, use_cache=False)
+    """As Liger's users have it: its rotation is exchanged in the module that defines the model.
+
+    Here that lasts only while this contender's forward runs.
+    """
+    from unittest import mock
+
+    from liger_kernel.transformers.rope import liger_rotary_pos_emb
+
+    home = _home(model)
+
+    def exchanging(m: Any) -> Callable[..., Any]:
+        def run(**arguments: Any) -> Any:
+            with mock.patch.object(home, "apply_rotary_pos_emb", liger_rotary_pos_emb):
+                return m(**arguments)
+
+        return run
+
+    return _of(_with_liger(sharing(model)), exchanging, use_cache=False)
 
 
 def liger_compiled(model: Any) -> Contender:
+    """Liger's norms, MLP and loss; the rotation stays the model's own.
+
+    Inductor fuses that one with its neighbours. Liger's is a Triton kernel, which it cannot fuse
+    and of which Dynamo has to assume, with a warning, that it writes to every input.
+    """
     twin = _with_causal_attention(_with_liger(sharing(model)))
     return _of(twin, _compiler, use_cache=False)
 
@@ -219,37 +241,20 @@ def _causal_attention(
 
 
 def _with_liger(model: Any) -> Any:
-    """Liger's kernels in this instance alone.
+    """Liger's kernels in this instance alone, except for the rotation.
 
-    Liger also exchanges names in the module that defines the model: these are put back, and the
-    rotation, which is looked up there, goes into this instance's own attention forward.
+    Liger also exchanges names in the module that defines the model: these are put back.
     """
     from liger_kernel import transformers as kernels
-    from liger_kernel.transformers.rope import liger_rotary_pos_emb
 
-    kind = model.config.model_type
-    home = inspect.getmodule(type(model))
-    assert home is not None
-    before = dict(vars(home))
-    getattr(kernels, f"apply_liger_kernel_to_{kind}")(model=model)
-    vars(home).update(before)
-    for layer in model.model.layers:
-        forward = inspect.unwrap(type(layer.self_attn).forward)
-        layer.self_attn.forward = MethodType(
-            with_global(forward, "apply_rotary_pos_emb", liger_rotary_pos_emb), layer.self_attn
-        )
+    home = vars(_home(model))
+    before = dict(home)
+    apply = getattr(kernels, f"apply_liger_kernel_to_{model.config.model_type}")
+    apply(rope=False, model=model)
+    home.update(before)
     return model
 
 
-def with_global(function: FunctionType, name: str, value: Any) -> FunctionType:
-    """The function reading ``value`` where it reads the global ``name``."""
-    assert name in function.__globals__, name
-    made = FunctionType(
-        function.__code__,
-        {**function.__globals__, name: value},
-        function.__name__,
-        function.__defaults__,
-        function.__closure__,
-    )
-    made.__kwdefaults__ = function.__kwdefaults__
-    return made
+def _home(model: Any) -> ModuleType:
+    """The module that defines the model."""
+    return sys.modules[type(model).__module__]

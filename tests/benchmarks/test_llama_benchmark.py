@@ -1,15 +1,19 @@
 """benchmarks/llama.py: every contender trains the model, and a run leaves a resumable record."""
 
 import json
+import sys
+from types import SimpleNamespace
 
 import llama
 import llama_models
 import pytest
 import torch
-from llama_models import CASES, CONTENDERS, build, sharing, with_global
+from llama_models import CASES, CONTENDERS, build, sharing
 from measure import Budget, relative
 
 pytest.importorskip("transformers")
+from transformers.models.llama import modeling_llama
+from transformers.models.qwen3 import modeling_qwen3
 
 TINY = CASES["tiny"]
 ON_ANY_MACHINE = [n for n in CONTENDERS if "Liger" not in n and n != "eager"]
@@ -69,13 +73,58 @@ def test_contenders_share_parameters_but_no_modules():
     assert twin.model.layers[0].mlp is not model.model.layers[0].mlp
 
 
-def _reads_a_global():
-    return TINY
+@pytest.fixture
+def rotations(monkeypatch):
+    """Stands in for liger-kernel, which needs a GPU; one entry per call of its rotation.
+
+    The rotation is the model's own arithmetic; nothing else of the model is patched. Like Liger's,
+    the patch leaves other classes under names of the module that defines the model.
+    """
+    plain, calls = modeling_llama.apply_rotary_pos_emb, []
+
+    def rotary(*given):
+        calls.append(given)
+        return plain(*given)
+
+    def exchange(home, prefix):
+        def patch(rope=True, model=None):
+            setattr(home, f"{prefix}RMSNorm", None)
+            if rope:
+                home.apply_rotary_pos_emb = rotary
+
+        return patch
+
+    kernels = SimpleNamespace(
+        apply_liger_kernel_to_llama=exchange(modeling_llama, "Llama"),
+        apply_liger_kernel_to_qwen3=exchange(modeling_qwen3, "Qwen3"),
+    )
+    for name, module in {
+        "liger_kernel": SimpleNamespace(transformers=kernels),
+        "liger_kernel.transformers": kernels,
+        "liger_kernel.transformers.rope": SimpleNamespace(liger_rotary_pos_emb=rotary),
+    }.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    return calls
 
 
-def test_a_global_is_exchanged_for_one_function_only():
-    assert with_global(_reads_a_global, "TINY", 1)() == 1
-    assert _reads_a_global() is TINY
+@pytest.mark.parametrize(
+    "name, turned",
+    [("Liger", 2), ("Liger + torch.compile, causal", 0)],
+    ids=["eager", "compiled"],
+)
+@pytest.mark.parametrize("case", llama.TESTS)
+def test_liger_rotates_in_its_own_forward_only(case, name, turned, rotations):
+    before = {m: dict(vars(m)) for m in (modeling_llama, modeling_qwen3)}
+    step = llama.Step(CASES[case], "step")
+    eager = step.of(CONTENDERS["eager"](step.model))
+    liger = step.of(CONTENDERS[name](step.model))
+    loss = eager()
+    expected = step.gradients()
+    assert not rotations
+    assert relative(liger(), loss) < 2e-5
+    assert max(relative(g, expected[n]) for n, g in step.gradients().items()) < 2e-5
+    assert len(rotations) == turned
+    assert {m: dict(vars(m)) for m in before} == before
 
 
 def test_step_leaves_gradients_of_one_step():

@@ -82,7 +82,8 @@ def under_autocast() -> dict[str, Job]:
 
 
 def loss_head() -> dict[str, Job]:
-    """Statistics of a chunk of logits, their derivative computed again, and a split sum of dW."""
+    """Statistics of a chunk of logits, shifted exponentials, the derivative computed again; dx from
+    shifted exponentials, a split sum of dW."""
     plain, rich = Logits(), Logits(bias=True, scale=0.5, cap=30.0)
     scaled = Logits(rows=True)
     chunk, vocabulary, hidden = 4096, 128256, 2048
@@ -93,11 +94,15 @@ def loss_head() -> dict[str, Job]:
         ),
         "statistics, scaled": epilogues.statistics(scaled, False, False, False, True, "rounded"),
         "statistics, all": epilogues.statistics(rich, True, True, False, False, "rounded"),
+        "shifted": epilogues.shifted(plain),
+        "shifted, all": epilogues.shifted(Logits(bias=True, scale=0.5, rows=True)),
         "derivative": epilogues.derivative(plain, False, False),
         "derivative, scaled": epilogues.derivative(scaled, False, False),
         "derivative, all": epilogues.derivative(rich, True, True),
     }
     found = {n: Job(p.text, chunk, vocabulary, hidden, "nt") for n, p in over_logits.items()}
+    rows = epilogues.scaled_rows.text
+    found["scaled rows"] = Job(rows, chunk, hidden, vocabulary, "nn")
     split_sum = epilogues.split_sum.text
     return found | {"split sum": Job(split_sum, vocabulary, hidden, chunk, "tn")}
 

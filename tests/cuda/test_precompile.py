@@ -22,7 +22,7 @@ from codetta.language import Tile, epilogue
 from codetta.nn.block import ADJACENT, ENTRY, EXIT, MIDDLE, Spec, head, segment
 from codetta.tuning.calls import CallJob, GemmCall, jobs, recorded, work
 from codetta.tuning.compile_only import environment
-from codetta.tuning.precompile import compile_calls, decoder_calls, plan_calls
+from codetta.tuning.precompile import Precompiled, compile_calls, decoder_calls, plan_calls
 
 SPEC = Spec(MIDDLE, 2048, 8192, 16, 16, 128, 128)
 TOKENS = 16384
@@ -145,6 +145,13 @@ def some_calls() -> list[GemmCall]:
         codetta.gemm(a, b, third)
 
     return recorded(run)
+
+
+def test_a_result_prints_with_and_without_failures():
+    assert str(Precompiled(13, 20.04, {})) == "13 kernels in 20.0 s"
+    failed = {"first": "no registers are left", "second": "no time is left"}
+    said = "13 kernels in 20.0 s, 2 failed: no registers are left"
+    assert str(Precompiled(13, 20.04, failed)) == said
 
 
 #: Makes the same calls as if it were about to launch; prints how many kernels it had to compile.

@@ -21,6 +21,7 @@ FILES = (
     "test_triton_prepare.py",
     "test_triton_wide.py",
     "test_triton_fp8.py",
+    "test_triton_repair.py",
 )
 
 

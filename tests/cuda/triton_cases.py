@@ -21,6 +21,7 @@ from codetta.loss.epilogues import (
     statistics,
     stored_derivative,
     unfolded,
+    weighted_rows,
 )
 from codetta.loss.options import Logits
 from codetta.programs.catalog import catalog
@@ -30,7 +31,7 @@ _SCALED = Logits(bias=True, scale=0.5, cap=3.0, rows=True)
 LOSS = (
     stored_derivative(Logits(), False, False), stored_derivative(_HEAD, True, True),
     statistics(_HEAD, True, True, True, False, "rounded"), derivative(_HEAD, True, True), split_sum,
-    folded, *(unfolded(True, True, stored) for stored in (False, True)),
+    folded, weighted_rows, *(unfolded(True, True, stored) for stored in (False, True)),
     stored_derivative(_SCALED, True, True), derivative(_SCALED, True, True),
     statistics(_SCALED, True, True, True, True, "rounded"),
 )  # fmt: skip

@@ -63,7 +63,7 @@ def test_the_graph_holds_the_operator_and_nothing_of_the_language():
     calls = [n for n in graphs[0].graph.nodes if n.op in ("call_function", "call_method")]
     operators = [n for n in calls if n.target is torch.ops.codetta.gemm.default]
     assert len(operators) == 1
-    assert operators[0].args[0] == str(CASES["rms"])
+    assert operators[0].args[0] == CASES["rms"].line
 
 
 def test_another_number_of_tokens_recompiles_once_at_most():

@@ -16,6 +16,7 @@ from codetta.language import Col, Operand, Output, Program, Row, Tile, epilogue
 from codetta.language import functions as f
 from codetta.language.trace import ProgramTracer
 from codetta.language.types import Kind
+from codetta.programs import catalog
 
 UNARY = ["neg", "abs", "exp", "log", "sqrt", "rsqrt", "sin", "cos", "tanh", "erf", "sigmoid",
          "relu", "silu", "gelu", "square"]  # fmt: skip
@@ -94,6 +95,7 @@ def test_any_program_is_read_back_from_its_text(program):
     assert str(again) == str(program)
     assert hash(again) == hash(program)
     assert again.digest == program.digest
+    assert Program.parse(program.line) == program
     assert (again.granule, again.reductions) == (program.granule, program.reductions)
 
 
@@ -101,6 +103,15 @@ def test_any_program_is_read_back_from_its_text(program):
 def test_programs_and_their_derivatives_are_read_back(name):
     for program in (CASES[name], *codetta.vjp(CASES[name]).passes):
         assert Program.parse(str(program)) == program
+
+
+@pytest.mark.parametrize("name", catalog())
+def test_the_line_says_what_the_text_says(name):
+    program = catalog()[name].program
+    for p in (program, *codetta.vjp(program).passes):
+        assert len(p.line.splitlines()) == 1
+        assert Program.parse(p.line) == p
+        assert Program.parse(p.line).text == p.text
 
 
 def test_order_of_statements_and_local_names_do_not_matter():
@@ -183,6 +194,16 @@ BROKEN = {
 def test_a_broken_text_is_refused_with_its_line(text):
     with pytest.raises(ProgramSyntax, match=r"line \d+ of the program text"):
         Program.parse(text)
+
+
+@pytest.mark.parametrize("text", BROKEN.values(), ids=BROKEN)
+def test_a_broken_line_is_refused_as_the_same_line_of_the_text(text):
+    said = []
+    for form in (text, text.replace("\n", ";")):
+        with pytest.raises(ProgramSyntax) as error:
+            Program.parse(form)
+        said.append(str(error.value))
+    assert said[0] == said[1]
 
 
 def test_a_text_that_says_something_impossible_is_refused_like_a_function():

@@ -88,7 +88,7 @@ class Alive(TorchDispatchMode):
 def test_the_memory_of_a_run_is_that_of_its_plan(schedule, dtype, monkeypatch):
     """Beside gradients and vectors, which are small here."""
     m, d, v = 512, 16, 640
-    wanted = problem(m=m, d=d, v=v, dtype=dtype)
+    wanted = problem(m=m, d=d, v=v, dtype=dtype, shifted=True)
     plan = choose(wanted, schedule=schedule, limit=1 << 18)
     monkeypatch.setattr("codetta.loss.operator.choose", lambda *a, **k: plan)
     x, weight, target, _ = head(m, d=d, v=v, dtype=dtype)

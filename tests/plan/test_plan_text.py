@@ -31,6 +31,7 @@ def test_text_is_read_back_to_an_equal_plan(plan: Plan) -> None:
     for p in (plan, differentiate(applied(plan, FORWARD), trainable(plan))):
         read = Plan.parse(str(p))
         assert read == p and hash(read) == hash(p) and read.digest == p.digest
+        assert len(p.line.splitlines()) == 1 and Plan.parse(p.line) == p
 
 
 def test_the_mark_of_scores_survives_the_text() -> None:
@@ -84,10 +85,11 @@ UNREADABLE = {
 
 @pytest.mark.parametrize("text, line, hint", UNREADABLE.values(), ids=list(UNREADABLE))
 def test_unreadable_text_is_refused_with_its_line(text: str, line: int, hint: str) -> None:
-    with pytest.raises(ProgramSyntax) as error:
-        Plan.parse(text)
-    assert error.value.fields["line"] == line
-    assert hint in str(error.value)
+    for form in (text, text.replace("\n", ";")):
+        with pytest.raises(ProgramSyntax) as error:
+            Plan.parse(form)
+        assert error.value.fields["line"] == line
+        assert hint in str(error.value)
 
 
 def test_text_that_contracts_unequal_sizes_is_refused() -> None:

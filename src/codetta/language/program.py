@@ -78,8 +78,8 @@ class Program:
     bare: bool = field(default=False)
 
     def __post_init__(self) -> None:
-        # Dynamo reads the text as an attribute; it cannot trace the property that makes it.
-        self.text  # noqa: B018
+        # Dynamo reads text and line as attributes; it cannot trace the properties that make them.
+        self.line  # noqa: B018
 
     # ---- construction
     @staticmethod

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from codetta.language import Program
+from codetta.loss import shifted
 from codetta.loss.epilogues import derivative, statistics, stored_derivative
 from codetta.loss.head import Gradients, Head
 from codetta.loss.options import Need
@@ -55,10 +56,18 @@ def forward(head: Head, scale: Tensor, plan: LossPlan, need: Need) -> Forward:
     sums = None
     if plan.schedule == "forward" and any(need):
         sums = Sums(head, need, plan, -(-m // plan.rows))
+    shifting = sums is not None and shifted.head_applies(head, need)
 
     def chunk(start: int) -> None:  # its tensors must be gone when the next one begins
         rows = slice(start, start + plan.rows)
         part = head.rows(rows.start, rows.stop).folded()
+        if shifting:
+            assert sums is not None
+            found, e, factor = shifted.chunk(part, scale[rows])
+            for name, values in whole.items():
+                values[rows] = found[name]
+            sums.add_shifted(part, start, e, factor)
+            return
         made, local = _statistics(part, sums is not None)
         for name, values in whole.items():
             values[rows] = made[name]

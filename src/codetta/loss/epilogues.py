@@ -111,6 +111,36 @@ def unfolded(dx: bool, column: bool, stored: bool) -> Program:
 
 
 @cache
+def shifted(logits: Logits) -> Program:
+    """Epilogue of x Wᵀ: e^(z − shift) stored, its sum over the row, and the target's logit.
+
+    The shift is a number per row; see :mod:`codetta.loss.shifted`.
+    """
+
+    def made(
+        acc: Value, target: Value, shift: Value, bias: Value | None = None,
+        row_scale: Value | None = None,
+    ):  # fmt: skip
+        z = _scaled(_sum(acc, bias, row_scale), logits.scale)
+        e = exp(z - shift)
+        return {"e": e, "total": rowsum(e), "logit": select(z, target)}
+
+    return _program(f"{_name(logits)}_shifted", made, _of_product(logits) | {"shift": Col}, True)
+
+
+@epilogue
+def scaled_rows(acc, factor: Col):
+    """factor ⊙ (a @ b): a row scale of a, after the product."""
+    return acc * factor
+
+
+@finalizer
+def weighted_rows(x: Tile, factor: Col):
+    """factor ⊙ x, rounded once."""
+    return x * factor
+
+
+@cache
 def statistics(
     logits: Logits, total: bool, top: bool, returned: bool, slopes: bool, stored: str
 ) -> Program:

@@ -17,6 +17,7 @@ from codetta.loss import engine
 from codetta.loss.head import Head, Leaves
 from codetta.loss.options import Request
 from codetta.loss.plan import LossPlan, Problem, choose
+from codetta.loss.shifted import applies
 from codetta.loss.vocabulary import WHOLE, Vocabulary
 from codetta.ops import compute_dtype
 from codetta.plan.operator import is_traced
@@ -100,6 +101,8 @@ def _plan(request: Request, vocabulary: Vocabulary, leaves: Leaves) -> LossPlan:
     problem = Problem(
         m, d, vocabulary.largest(v), leaves.x.dtype, request.scalar, dx or d_column, dw, db,
         leaves.column_scale is not None,
+        applies(request.options, request.need, leaves.x.dtype, vocabulary is WHOLE,
+                leaves.column_scale is not None),
     )  # fmt: skip
     return choose(
         problem, schedule=request.schedule, chunk=request.chunk, limit=request.limit

@@ -48,6 +48,8 @@ class Problem:
         dx, dw, db: which gradients will be needed, of hidden states or their column scale, of
             weight and bias.
         fold: whether the hidden states have a column scale, which is multiplied into each chunk.
+        shifted: whether exponentials are stored instead of logits, see
+            :mod:`codetta.loss.shifted`.
     """
 
     m: int
@@ -59,6 +61,7 @@ class Problem:
     dw: bool
     db: bool = False
     fold: bool = False
+    shifted: bool = False
 
     @property
     def differentiated(self) -> bool:
@@ -171,13 +174,14 @@ def _forward(p: Problem, rows: int, split: bool) -> LossPlan:
     slower = SPLIT_COST if split and chunks > 1 else 1.0
     seconds = chunks * (
         _gemm(rows, p.v, p.d, e, e)
-        + _kernel(2 * kept)
+        + (_kernel(2 * rows * p.d * e) if p.shifted else _kernel(2 * kept))
         + (_gemm(rows, p.d, p.v, e, e) if p.dx else 0.0)
         + (_gemm(p.v, p.d, rows, e, _sum_bytes(p, chunks)) * slower if p.dw else 0.0)
     )
     scaled = (p.m * p.dx + p.v * p.dw) * p.d * e
     seconds += _kernel(2 * scaled)
-    extra = 2 * kept
+    # What is stored is used as it is, or makes room for a second chunk; and the scaled x.
+    extra = kept + 2 * rows * p.d * e if p.shifted else 2 * kept
     if p.fold:
         extra += rows * p.d * e
         seconds += chunks * _kernel(2 * rows * p.d * e)

@@ -13,6 +13,7 @@ from torch import Tensor
 from codetta.backends.select import backend_for
 from codetta.backends.watched import is_watched
 from codetta.language import Program
+from codetta.loss import shifted
 from codetta.loss.epilogues import split, split_sum, unfolded, widened
 from codetta.loss.head import Gradients, Head
 from codetta.loss.options import Need
@@ -52,6 +53,13 @@ class Sums:
                 self._put(start, *run_gemm(IDENTITY, dz.t(), part.operand))
         if column_sum is not None:
             self._add_bias(start, column_sum)
+
+    def add_shifted(self, part: Head, start: int, e: Tensor, factor: Tensor) -> None:
+        """Take a chunk of tokens whose dz is factor ⊙ e; see :mod:`codetta.loss.shifted`."""
+        if self.need_x:
+            self._put(start, shifted.of_x(part, e, factor))
+        if self.need_w:
+            self._sum(start, e.t(), shifted.weighted(part, factor))
 
     def _unfold(self, start: int, part: Head, dz: Tensor) -> None:
         program = unfolded(self.need_x, self.need_column, False)
