@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import capture_models
 import pytest
 import torch
@@ -151,3 +153,73 @@ def test_packed_sequences_are_kept():
     batch["position_ids"] = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4]]).expand(2, -1)
     torch.testing.assert_close(compiled(**batch).loss, model(**batch).loss)
     assert ["it depends on an input" in n for n in notes(compiled)] == [True]
+
+
+# ------------------------------------------------------------------------------ shared heads
+class Grouped(nn.Module):
+    """Attention of 4 query heads over 2 heads of keys and values, repeated by ``repeat``."""
+
+    def __init__(self, repeat, masked=True):
+        super().__init__()
+        self.q, self.kv = nn.Linear(32, 32), nn.Linear(32, 32)
+        self.repeat, self.masked = repeat, masked
+
+    def forward(self, x):
+        b, t, _ = x.shape
+        q = self.q(x).view(b, t, 4, 8).transpose(1, 2)
+        k, v = (y.view(b, t, 2, 8).transpose(1, 2) for y in self.kv(x).split(16, -1))
+        mask = lower(t).to(x.device) if self.masked else None
+        y = F.scaled_dot_product_attention(
+            q, self.repeat(k), self.repeat(v), attn_mask=mask, is_causal=not self.masked
+        )
+        return y.transpose(1, 2).reshape(b, t, 32)
+
+
+def interleaved(x):
+    b, h, t, d = x.shape
+    return x[:, :, None, :, :].expand(b, h, 2, t, d).reshape(b, 2 * h, t, d)
+
+
+def tiled(x):
+    """The heads in another order: 0 1 0 1, not 0 0 1 1."""
+    b, h, t, d = x.shape
+    return x[:, None].expand(b, 2, h, t, d).reshape(b, 2 * h, t, d)
+
+
+def changed(x):
+    b, h, t, d = x.shape
+    return (x[:, :, None].expand(b, h, 2, t, d) * 2.0).reshape(b, 2 * h, t, d)
+
+
+def run_grouped(repeat, dtype=torch.bfloat16, masked=True, dynamic=False):
+    torch.manual_seed(0)
+    model, x = Grouped(repeat, masked).to(dtype), torch.randn(2, 7, 32, dtype=dtype)
+    twin = copy.deepcopy(model)
+    compiled = codetta.compile(model, fullgraph=True)
+    if dynamic:
+        torch._dynamo.mark_dynamic(x, 1)
+    found, stock = compiled(x), twin(x)
+    slack = {"rtol": 2e-2, "atol": 2e-2} if dtype is torch.bfloat16 else {}
+    torch.testing.assert_close(found, stock, **slack)
+    cotangent = torch.randn_like(stock)
+    found.backward(cotangent)
+    stock.backward(cotangent)
+    for a, b in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, **slack)
+    return [n for n in notes(compiled) if "enable_gqa" in n]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+def test_repeated_heads_are_shared(masked, dynamic):
+    (note,) = run_grouped(interleaved, masked=masked, dynamic=dynamic)
+    assert "1 attention(s) are not repeated from 2 to 4 heads" in note
+
+
+@pytest.mark.parametrize("repeat", [tiled, changed])
+def test_other_heads_are_left_as_they_are(repeat):
+    assert run_grouped(repeat) == []
+
+
+def test_fp32_has_no_kernel_for_shared_heads():
+    assert run_grouped(interleaved, torch.float32) == []

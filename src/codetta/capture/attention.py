@@ -20,7 +20,8 @@ from codetta.capture.maskproof import proved_causal
 from codetta.capture.observe import Observed
 
 _ATTENTION = "scaled_dot_product_attention"
-_NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+#: Of scaled_dot_product_attention, in order.
+ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 #: Elements of a mask beyond which it is not computed: 2 GiB of booleans.
 _LARGEST = 2**31
 _RANDOM = torch.Tag.nondeterministic_seeded
@@ -48,9 +49,9 @@ def causal_masks(
     verdicts: dict[fx.Node, str | None] = {}
     counts: dict[fx.Node, int] = {}
     for node in list(graph.nodes):
-        if getattr(node.target, "__name__", "") != _ATTENTION or node.op != "call_function":
+        if not is_attention(node):
             continue
-        arguments = dict(zip(_NAMES, node.args, strict=False)) | dict(node.kwargs)
+        arguments = dict(zip(ARGUMENTS, node.args, strict=False)) | dict(node.kwargs)
         mask = arguments.get("attn_mask")
         if not isinstance(mask, fx.Node):
             continue
@@ -62,7 +63,7 @@ def causal_masks(
         counts[mask] = counts.get(mask, 0) + 1
         if verdicts[mask] is None:
             arguments |= {"attn_mask": None, "is_causal": True}
-            node.args = tuple(arguments.pop(n) for n in _NAMES[:3])
+            node.args = tuple(arguments.pop(n) for n in ARGUMENTS[:3])
             node.kwargs = arguments
     notes = []
     for mask, reason in verdicts.items():
@@ -73,6 +74,10 @@ def causal_masks(
         else:
             notes.append(f"{where} is kept: {reason}")
     return notes
+
+
+def is_attention(node: fx.Node) -> bool:
+    return node.op == "call_function" and getattr(node.target, "__name__", "") == _ATTENTION
 
 
 def may_be_mask(x: Any) -> bool:

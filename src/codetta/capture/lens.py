@@ -80,10 +80,12 @@ class Lens:
     viewing: bool = True
 
     # ---- reading
-    def note(self, node: fx.Node) -> None:
-        """Pass a node that is left alone."""
+    def note(self, node: fx.Node, unwritten: bool = False) -> None:
+        """Pass a node that is left alone; ``unwritten``: its results are what it computes."""
         for x in _tensors(self.seen.values.get(node)):
             self.node_of.setdefault(id(x), node)
+        for call in (self.seen.calls.get(node) or ()) if unwritten else ():
+            self._doubling(call)
 
     def read(self, node: fx.Node) -> bool:
         """Lift a node; False where it is left alone, with the reason kept."""

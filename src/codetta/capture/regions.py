@@ -54,12 +54,20 @@ class Region:
         return min(self.values)
 
 
-def read(lens: Lens, graph: fx.Graph, skip: set[fx.Node]) -> Reading:
-    """Go through the graph once; ``skip`` are nodes to leave alone."""
+def read(
+    lens: Lens, graph: fx.Graph, skip: set[fx.Node], unwritten: Collection[fx.Node] = ()
+) -> Reading:
+    """Go through the graph once.
+
+    Args:
+        skip: nodes to leave alone.
+        unwritten: those of ``skip`` whose results are what they compute: nothing writes into them.
+            Rotary tables are often made where gradients are off.
+    """
     reading = Reading(lens)
     for node in graph.nodes:
         if node in skip:
-            lens.note(node)
+            lens.note(node, node in unwritten)
         elif lens.read(node):
             form = lens.known.get(id(lens.seen.values[node]))
             if isinstance(form, Form):

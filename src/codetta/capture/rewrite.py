@@ -24,11 +24,12 @@ from torch import Tensor, fx
 from codetta.capture.assemble import Assembly, LeftAlone
 from codetta.capture.attention import causal_masks
 from codetta.capture.call import RegionCall
+from codetta.capture.grouped import shared_heads
 from codetta.capture.headcall import HeadCall, fuse_heads
 from codetta.capture.lens import Lens
 from codetta.capture.observe import Call, Observed, observe, tensors_in
 from codetta.capture.regions import Regions, read
-from codetta.capture.splice import sort, splice
+from codetta.capture.splice import sections, sort, splice
 
 _RANDOM = torch.Tag.nondeterministic_seeded
 
@@ -86,8 +87,10 @@ def rewrite(
     placeholders = [n.name for n in graph.nodes if n.op == "placeholder"]
     given = {placeholders[i]: reason for i, reason in (masks or {}).items()}
     notes = causal_masks(graph, seen, skip, given)
+    notes += shared_heads(graph, seen, skip)
     ordered = _ordered(graph, seen, skip)
-    reading = read(lens, graph, skip)
+    together = sections(graph, _switched(graph, seen))
+    reading = read(lens, graph, skip, skip - _touching_written(graph, seen))
     regions = Regions(reading, graph, ordered)
     found = regions.find()
     region_of = {i: r for r in found for i in r.values}
@@ -109,7 +112,7 @@ def rewrite(
     shown = (n for n in reasons if n in regions.alive or n.name in fused.reasons)
     report.left += [Left(n.name, _what(n), reasons[n]) for n in shown]
     if replaced or notes or fused.calls:
-        sort(graph, ordered)
+        sort(graph, ordered, together)
         graph.eliminate_dead_code(lambda node: node.is_impure() or node in ordered)
         graph.lint()
         module.recompile()
@@ -135,12 +138,18 @@ def _fixed(graph: fx.Graph, parameters: set[int]) -> set[fx.Node]:
 
 def untouchable(graph: fx.Graph, seen: Observed) -> set[fx.Node]:
     """Nodes where gradients are switched off or on, and all that touch memory written into."""
-    skip: set[fx.Node] = set()
+    return _switched(graph, seen) | _touching_written(graph, seen)
+
+
+def _switched(graph: fx.Graph, seen: Observed) -> set[fx.Node]:
     enabled = torch.is_grad_enabled()
+    return {n for n in graph.nodes if seen.grad.get(n, enabled) != enabled}
+
+
+def _touching_written(graph: fx.Graph, seen: Observed) -> set[fx.Node]:
+    skip: set[fx.Node] = set()
     written: set[int] = set()
     for node in graph.nodes:
-        if seen.grad.get(node, enabled) != enabled:
-            skip.add(node)
         for call in seen.calls.get(node) or ():
             written |= {_memory(x) for x in _written(call)}
     written &= {_memory(x) for x in tensors_in(list(seen.values.values()))}

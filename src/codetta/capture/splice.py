@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+import torch
 from torch import fx
 
 
@@ -39,26 +40,56 @@ def taken(x: Any, i: int) -> Any:
     return x[i]
 
 
-def sort(graph: fx.Graph, ordered: Collection[fx.Node] = ()) -> bool:
+def sections(graph: fx.Graph, switched: Collection[fx.Node]) -> list[list[fx.Node]]:
+    """Runs of nodes where gradients are not as at the graph's beginning, with their switches.
+
+    ``switched``: these nodes. None of them is ever part of a region.
+    """
+    found: list[list[fx.Node]] = []
+    before = False
+    for node in graph.nodes:
+        inside = node in switched or node.target is torch._C._set_grad_enabled
+        if inside and not before:
+            found.append([])
+        if inside:
+            found[-1].append(node)
+        before = inside
+    return found
+
+
+def sort(
+    graph: fx.Graph,
+    ordered: Collection[fx.Node] = (),
+    together: Sequence[Sequence[fx.Node]] = (),
+) -> bool:
     """Delay what reads a region until after it; all else keeps its order. False if nothing moved.
 
-    ``ordered``: nodes that keep their order among themselves, whatever they read.
+    Args:
+        ordered: nodes that keep their order among themselves, whatever they read.
+        together: runs of such nodes between which nothing else may come: a region that reads a
+            table made where gradients are off would have none itself.
 
     Raises:
         RuntimeError: there is a cycle.
     """
     done: set[fx.Node] = set()
     waiting, order = list(graph.nodes), []
+    alive = set(waiting)
+    runs = {run[0]: run for run in ([n for n in r if n in alive] for r in together) if run}
+    later = {n for run in runs.values() for n in run[1:]}
+    waiting = [n for n in waiting if n not in later]
     while waiting:
         rest: list[fx.Node] = []
         held = False
         for node in waiting:
             fixed = node in ordered
-            ready = all(a in done for a in node.all_input_nodes)
+            run = runs.get(node, [node])
+            own = set(run)
+            ready = all(a in done or a in own for n in run for a in n.all_input_nodes)
             held |= fixed and not ready
             if ready and not (fixed and held):
-                done.add(node)
-                order.append(node)
+                done.update(run)
+                order += run
             else:
                 rest.append(node)
         if len(rest) == len(waiting):
