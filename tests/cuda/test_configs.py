@@ -26,6 +26,7 @@ from codetta.backends.cuda.configs import (
 from codetta.backends.cuda.launch import explain
 from codetta.backends.cuda.lowering import lower
 from codetta.language import Program
+from codetta.loss.epilogues import scaled_rows
 from codetta.tuning.space import configurations
 
 CATALOG = {n: e.program for n, e in programs.catalog().items() if e.program.has_acc}
@@ -35,6 +36,7 @@ SHAPES = [
     (1, 64, 64), (129, 4096, 512), (16384, 2048, 8192), (16384, 57344, 8192), (57344, 8192, 16384),
     (2**20, 128256, 4096),
 ]  # fmt: skip
+SCALED = scaled_rows
 RESIDUAL = CATALOG["residual_ssq"]
 
 
@@ -220,3 +222,24 @@ def record(m: int, n: int, k: int, ms: float) -> dict:
     best = {"config": config.data(), "median_ms": ms, "stages": 4, "spills": 0}
     return {"family": "f", "layout": "nt", "m": m, "n": n, "k": k, "best": best,
             "cublas_ms": ms, "ratio_to_plain": 1.0}  # fmt: skip
+
+
+# -------------------------------------------------------------------------------------- waves
+def test_the_last_wave_of_a_few_tiles_decides():
+    """176 tiles of 128x192 take two waves of 132 processors, 128 of 256x128 one."""
+    low = lower(SCALED, "bf16")
+    assert safe_default(low).tile == (128, 192)
+    assert choose(low, 2048, 2048, 1 << 17, "nn").tile == (256, 128)
+    assert choose(low, 16384, 3072, 1 << 17, "nn").tile == (128, 192)
+
+
+def test_a_few_tokens_more_are_no_other_kernel():
+    low = lower(SCALED, "bf16")
+    for m in (2048, 4096, 16384):
+        around = {choose(low, x, 2048, 1 << 17, "nn") for x in range(m - m // 8, m + m // 8, 37)}
+        assert len(around) == 1
+
+
+def test_a_tile_that_was_asked_for_stays():
+    low = lower(SCALED, "bf16")
+    assert choose(low, 2048, 2048, 1 << 17, "nn", tile=(128, 192)).tile == (128, 192)

@@ -22,6 +22,7 @@ FILES = (
     "test_triton_wide.py",
     "test_triton_fp8.py",
     "test_triton_repair.py",
+    "test_triton_scale.py",
 )
 
 

@@ -22,6 +22,7 @@ from codetta.loss import operator
 from codetta.loss.head import Leaves
 from codetta.loss.options import Request
 from codetta.loss.vocabulary import Vocabulary
+from codetta.plan.operator import is_traced
 
 NAME = "linear_cross_entropy"
 
@@ -93,6 +94,18 @@ class LinearCrossEntropy(torch.autograd.Function):
         return (None, None, None, None, *gradients)
 
 
+def _scaled(gradient: Tensor, by: Tensor) -> Tensor:
+    """gradient *= by, in place, for a 0-d tensor."""
+    fitting = gradient.is_cuda and by.is_cuda and gradient.is_contiguous()
+    if fitting and by.dtype is torch.float32 and not is_traced(gradient):
+        try:
+            from codetta.backends.cuda.triton_scale import scale_
+        except ImportError:  # no Triton
+            return gradient.mul_(by)
+        return scale_(gradient, by)
+    return gradient.mul_(by)
+
+
 def _gradients(ctx: Any, d_loss: Tensor | None, d_lse: Tensor | None) -> list[Tensor | None]:
     """Of factor and the leaves."""
     *tensors, target, factor, lse, losses, slopes, lse_slopes = ctx.saved_tensors
@@ -106,7 +119,7 @@ def _gradients(ctx: Any, d_loss: Tensor | None, d_lse: Tensor | None) -> list[Te
         return [d_factor, None, None, None, None, d_row]
     ready, ctx.gradients = ctx.gradients, None
     if ready is not None and d_loss is not None and d_lse is None:
-        made = [None if g is None else g.mul_(d_loss) for g in ready]
+        made = [None if g is None else _scaled(g, d_loss) for g in ready]
     else:
         upstream = torch.zeros_like(factor) if d_loss is None else factor * d_loss
         made = operator.backward(

@@ -7,8 +7,8 @@ product, its epilogue can store E = e^(z − b) itself, and with T = Σ E
 
 is a row scale of a matrix that differs from the stored one in a single element per row. Row scales
 commute with the products that follow: dx = (g / T) ⊙ (E' W), dW = E'ᵀ ((g / T) ⊙ x). So no pass
-over M × V elements is left beside the three products, one chunk of them is alive instead of two, and
-what is rounded to 16 bits has the full relative precision of E instead of that of z.
+over M × V elements is left beside the three products, one chunk of them is alive instead of two,
+and what is rounded to 16 bits has the full relative precision of E instead of that of z.
 
 The shift is the largest of the target's logit and those of some columns spread over the vocabulary,
 so E <= 1 in most rows. Too small a shift does no harm until T nears the largest number: fp32 and

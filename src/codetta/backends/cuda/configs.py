@@ -251,8 +251,31 @@ _SAFE = (
 _LIGHT = frozenset({"element store1", "pair store1", "pair store2", "element load1 store1"})
 
 
-def safe_default(lowered: Lowered, tile: tuple[int, int] | None = None) -> Configuration | None:
-    """A legal configuration without spills, at least three A/B stages if one has them."""
+#: Multiprocessors of an H100 or H200 SXM.
+_PROCESSORS = 132
+#: A tile that keeps this share of the processors busy that another would is not passed over.
+_ENOUGH = 0.93
+
+
+def _busy(config: Configuration, m: int, n: int) -> float:
+    """Share of the processors' time that goes into the output: what the last wave of tiles and the
+    tiles that stick out leave idle is missing."""
+    tiles = math.ceil(m / config.tile_m) * math.ceil(n / config.tile_n)
+    waves = math.ceil(tiles / _PROCESSORS)
+    return m * n / (waves * _PROCESSORS * config.tile_m * config.tile_n)
+
+
+def safe_default(
+    lowered: Lowered,
+    tile: tuple[int, int] | None = None,
+    size: tuple[int, int] | None = None,
+) -> Configuration | None:
+    """A legal configuration without spills, at least three A/B stages if one has them.
+
+    ``size``: M and N. With few tiles the last wave of them decides: 2048 x 2048 takes two waves of
+    128x192 tiles and one of 256x128. M counts as its power of two, so that a few tokens more do
+    not mean another kernel.
+    """
     legal = [c for c in _fitting(_SAFE, tile) if illegal(lowered, c) is None]
     if family(lowered).removeprefix("fp8 ") not in _LIGHT and not tile:
         roomy = [c for c in legal if (c.tile, c.pingpong) != ((128, 192), True)]
@@ -262,8 +285,12 @@ def safe_default(lowered: Lowered, tile: tuple[int, int] | None = None) -> Confi
         if lowered.mode == PACKED:  # larger tiles spill
             roomy = [c for c in roomy if c.tile_m * c.tile_n <= 128 * 128] or roomy
         legal = roomy or legal
-    deep = [c for c in legal if ab_stages(lowered, c) >= 3]
-    return next(iter(deep or legal), None)
+    possible = [c for c in legal if ab_stages(lowered, c) >= 3] or legal
+    if size is not None and len(possible) > 1:
+        m, n = 1 << round(math.log2(max(size[0], 1))), size[1]
+        most = max(_busy(c, m, n) for c in possible)
+        possible = [c for c in possible if _busy(c, m, n) >= _ENOUGH * most]
+    return next(iter(possible), None)
 
 
 def _fitting(
@@ -319,7 +346,7 @@ def choose(
     ):
         if found is not None and tile in (None, found.tile) and illegal(lowered, found) is None:
             return found
-    return safe_default(lowered, tile)
+    return safe_default(lowered, tile, (m, n))
 
 
 def layout_of(a: Any, b: Any) -> str:
