@@ -49,7 +49,7 @@ def test_first_example_is_the_loss_of_plain_pytorch():
 @pytest.mark.parametrize("row", rows(r"\d+ \| \d+"))
 def test_plans_are_those_that_are_chosen(row):
     d, v, *found = [cell.strip() for cell in row.split("|")]
-    problem = Problem(16384, int(d), int(v), torch.bfloat16, True, True, True)
+    problem = Problem(16384, int(d), int(v), torch.bfloat16, True, True, True, shifted=True)
     plans = [choose(problem, limit=gib << 30) for gib in (1, 4)]
     assert found == [x for p in plans for x in (what(p), f"{p.seconds * 1e3:.1f}")]
 

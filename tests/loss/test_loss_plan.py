@@ -60,7 +60,7 @@ def test_a_chunk_is_what_was_asked_for():
 
 def test_a_plan_prints_what_it_costs():
     text = str(choose(problem()))
-    assert text.startswith("forward: chunks of 1024 tokens, sums split") and "MiB extra" in text
+    assert text.startswith("forward: chunks of 1024 tokens;") and "MiB extra" in text
     assert "of the vocabulary" in str(choose(problem(scalar=False)))
 
 

@@ -316,7 +316,7 @@ def test_the_memory_of_a_run_is_that_of_its_plan(over, dtype, monkeypatch):
 def test_folding_costs_time_and_memory_in_every_plan():
     plain = Problem(16384, 2048, 32000, torch.bfloat16, True, True, True)
     for a, b in zip(candidates(plain), candidates(replace(plain, fold=True)), strict=True):
-        assert b.seconds > a.seconds and b.bytes_extra > a.bytes_extra
+        assert b.seconds > a.seconds and b.bytes_extra >= a.bytes_extra
     assert choose(replace(plain, fold=True)).bytes_extra <= 1 << 30
 
 

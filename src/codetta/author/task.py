@@ -8,6 +8,7 @@ code, not the candidate's: it runs in the verifying process, the candidate's Pyt
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -161,6 +162,7 @@ def load(path: Path) -> Task:
     if spec is None or spec.loader is None or not path.is_file():
         raise UnknownTask(name=str(path), allowed=", ".join(names()))
     module: Any = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # torch.compile imports the module of a function it inlines
     spec.loader.exec_module(module)
     task = getattr(module, "TASK", None)
     if not isinstance(task, Task):

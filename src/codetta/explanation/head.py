@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from codetta.capture.headcall import HeadCall
 from codetta.explanation.facts import BACKWARD, FORWARD, GEMM, MEMORY, KernelFact
 from codetta.loss.plan import LossPlan, Problem, choose
@@ -34,7 +36,10 @@ def head_sizes(call: HeadCall, arguments: Sequence[Any], training: bool) -> Head
     scalar = call.options["reduction"] != "none"
     dx, dw = (training and t.requires_grad for t in (x, weight))
     dtype = call.product.x.dtype
-    problem = Problem(int(target.numel()), int(d), int(v), dtype, scalar, dx, dw)
+    shifted = scalar and dtype is not torch.float16 and not call.options.get("softcap")
+    problem = Problem(
+        int(target.numel()), int(d), int(v), dtype, scalar, dx, dw, shifted=shifted
+    )  # fmt: skip
     return HeadSizes(problem, choose(problem))
 
 
@@ -48,9 +53,16 @@ def _forward(p: Problem, plan: LossPlan) -> Iterator[KernelFact]:
     e = p.dtype.itemsize
     several = plan.rows < p.m
     for m in _pieces(p.m, plan.rows):
-        yield _product(p, FORWARD, "logits of a chunk", (m, p.v, p.d), e, _STATISTICS)
-        chunk = m * p.v * e
-        yield KernelFact("dz", FORWARD, MEMORY, "pointwise", chunk, chunk, 0, e, formulas=_DZ)
+        if p.shifted:
+            yield _product(p, FORWARD, "e of a chunk", (m, p.v, p.d), e, _SHIFTED)
+            rows = m * p.d * e
+            yield KernelFact(
+                "weighted x", FORWARD, MEMORY, "pointwise", rows, rows, 0, e, formulas=_WEIGHTED
+            )
+        else:
+            yield _product(p, FORWARD, "logits of a chunk", (m, p.v, p.d), e, _STATISTICS)
+            chunk = m * p.v * e
+            yield KernelFact("dz", FORWARD, MEMORY, "pointwise", chunk, chunk, 0, e, formulas=_DZ)
         yield from _gradients(p, FORWARD, m, p.v, several, over_tokens=True)
     if several and p.narrow and p.dw and not plan.split:
         yield _rounded("d_weight", FORWARD, p.v * p.d, e)
@@ -79,6 +91,8 @@ def _recompute(p: Problem, plan: LossPlan) -> Iterator[KernelFact]:
 
 
 _STATISTICS = (("lse", "logsumexp(z)"), ("logit", "select(z, target)"))
+_SHIFTED = (("e", "exp(z - shift)"), ("total", "rowsum(e)"), ("logit", "select(z, target)"))
+_WEIGHTED = (("weighted x", "mass / total * x"),)
 _DZ = (("dz", "mass * exp(z - lse) - hit * onehot(target, z)"),)
 
 
