@@ -85,7 +85,8 @@ class Step:
                 out.backward()
             else:
                 out = contender.hidden(self.ids)
-                out.backward(self.cotangent)
+                # a copy: some contenders write into the gradient that they are given
+                out.backward(self.cotangent.clone())
             return out.detach()
 
         return run

@@ -3,8 +3,9 @@
     python benchmarks/report.py             # writes benchmarks/RESULTS.md and benchmarks/plots/
     python benchmarks/report.py --check     # fails if RESULTS.md is not what the JSON says
 
-Of several records of one shape the newest counts. No number is typed by hand: the text around the
-tables is here, the numbers come from the files, and the same files give the same page.
+Of several records of one shape the newest counts, by the date in it and then by the name of its
+folder. No number is typed by hand: the text around the tables is here, the numbers come from the
+files, and the same files give the same page.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ HERE = Path(__file__).resolve().parent
 TITLE = """# Results
 
 Made by `python benchmarks/report.py` from the files under `results/`; edit that, not this page.
-How each thing is measured stands at the head of its script.
+How each thing is measured stands at the head of its script, what disturbed a run in
+[README.md](README.md#what-was-run).
 """
 LAYER = """
 ## One decoder layer
@@ -95,7 +97,7 @@ def cold_record(folder: Path) -> dict[str, Any] | None:
     files = [(json.loads(f.read_text()), f) for f in sorted(folder.rglob("cold_start.json"))]
     if not files:
         return None
-    record, file = max(files, key=lambda x: date(x[0]["runs"][0]))
+    record, file = max(files, key=lambda x: (date(x[0]["runs"][0]), x[1]))
     return {**record, "file": file.relative_to(folder).as_posix()}
 
 

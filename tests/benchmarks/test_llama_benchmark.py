@@ -63,6 +63,32 @@ def test_contender_that_fails_costs_itself_only():
     assert "broken: failed" in llama.table(found)
 
 
+class Overwriting(torch.autograd.Function):
+    """The identity, whose backward leaves zeros in the gradient that it was given."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        found = gradient.clone()
+        gradient.zero_()
+        return found
+
+
+def test_contender_that_overwrites_its_gradient_changes_no_step_after_it():
+    def overwriting(model):
+        made = CONTENDERS["eager"](model)
+        return llama.Contender(made.loss, lambda ids: Overwriting.apply(made.hidden(ids)))
+
+    contenders = {**CONTENDERS, "overwriting": overwriting}
+    found = llama.measure(TINY, "decoder", ["overwriting", "eager"], 1, 1, Budget(60), contenders)
+    assert found["failed"] == {}
+    for name in ("overwriting", "eager"):
+        assert max(found["relative_difference_to_eager"][name].values()) < 1e-6, name
+
+
 def test_contenders_share_parameters_but_no_modules():
     model = build(TINY, torch.float32, "cpu")
     twin = llama_models._with_causal_attention(sharing(model))

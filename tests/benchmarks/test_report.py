@@ -50,6 +50,18 @@ def test_newest_record_of_a_shape_counts(results):
     assert row(report.page(results), "coda")[3] == "11.000"
 
 
+def test_of_records_of_one_date_those_in_the_last_folder_count(results):
+    (results / "day-2").mkdir()
+    layer, cold = layer_record(coda_both=11.0), cold_record()
+    cold["runs"][0] |= {"to_first_step_s": 41.0}
+    for name, record in {"layer_d2048_16384": layer, "cold_start": cold}.items():
+        (results / "day-2" / f"{name}.json").write_text(json.dumps(record))
+    text = report.page(results)
+    assert row(text, "coda")[3] == "11.000"
+    assert row(text, "cold")[1] == "41.000 (60.00, reached)"
+    assert text.count("`results/day-2/") == 2 and text.count("`results/day/") == 1
+
+
 def test_kernel_is_compared_with_the_faster_plain_product(results):
     text = report.page(results)
     slow, good = row(text, "down dgrad"), row(text, "output projection")
