@@ -55,9 +55,10 @@ def child(begun: float, sizes: dict[str, int], tokens: int, parallel: bool) -> d
     from measure import device, environment, synchronize
     from transformers import LlamaConfig, LlamaForCausalLM
 
+    stages.done("torch and transformers")
     import codetta.nn
 
-    stages.done("imports")
+    stages.done("codetta")
     torch.manual_seed(0)
     dtype = torch.bfloat16
     config = LlamaConfig(**sizes, max_position_embeddings=tokens, tie_word_embeddings=False)

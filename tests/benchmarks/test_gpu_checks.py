@@ -80,5 +80,5 @@ def test_cold_start_times_its_stages_in_fresh_processes(tmp_path):
     for r in runs:
         whole = sum(s for n, s in r["stages_s"].items() if n != "second step")
         assert r["to_first_step_s"] == pytest.approx(whole)
-        assert {"imports", "plans", "first step"} <= set(r["stages_s"]) and r["loss"] > 0
+        assert {"codetta", "plans", "first step"} <= set(r["stages_s"]) and r["loss"] > 0
     assert runs[1]["precompiled"]["kernels"] > 10
