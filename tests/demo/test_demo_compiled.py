@@ -33,6 +33,13 @@ def kernels(plan: Plan, dtype: torch.dtype) -> Counter[tuple[str, str, int]]:
     return Counter((row.kind, row.role, row.bytes) for row in rows)
 
 
+def by_size(rows: Any) -> Counter[tuple[str, int]]:
+    found: Counter[tuple[str, int]] = Counter()
+    for (kind, _, size), count in launches(rows).items():
+        found[kind, size] += count
+    return found
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_compiled_layer_runs_the_kernels_of_the_decoder(dtype: torch.dtype) -> None:
     """The same launches, byte for byte, forward and backward, from either form's Plan."""
@@ -63,15 +70,38 @@ def test_watched_programs_are_those_of_the_formulas(dtype: torch.dtype) -> None:
     compiled, _, trace = one_step(dtype)
     computed = compiled.cost_table(tokens=64, positions=32, dtype=dtype, device=CPU)
     seen = trace.rows("programs")
-
-    def sizes(rows: Any) -> Counter[tuple[str, int]]:
-        found: Counter[tuple[str, int]] = Counter()
-        for (kind, _, size), count in launches(rows).items():
-            found[kind, size] += count
-        return found
-
-    assert sizes(seen) == sizes(computed)
+    assert by_size(seen) == by_size(computed)
     assert len(seen) > 50
+
+
+def test_a_fused_layer_is_counted_with_the_tiles_of_its_launches(
+    fused: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SmolLM2-135M's layer, 128 tokens, whose wgrads do not take the reference's 128 x 128 tiles.
+
+    Moves of a schedule (rows of a weight's gradient, permuted back) count as its kernels.
+    """
+    import transformers
+
+    config = transformers.LlamaConfig(
+        hidden_size=576, intermediate_size=1536, num_hidden_layers=2, num_attention_heads=9,
+        num_key_value_heads=3, vocab_size=2048, bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    device = torch.get_default_device()
+    model = transformers.LlamaForCausalLM(config)
+    model = models.copy_of(model, torch.bfloat16, device)
+    compiled = CompiledModel(model)
+    with KernelTrace(model, compiled=True) as trace:
+        compiled.loss(torch.arange(128, device=device)[None]).backward()
+    seen = by_size(trace.rows("programs"))
+
+    def computed() -> Counter[tuple[str, int]]:
+        table = compiled.cost_table(tokens=128, positions=128, dtype=torch.bfloat16, device=device)
+        return by_size(table)
+
+    assert seen == computed()
+    monkeypatch.setattr("codetta.demo.compiled.tiling_for", lambda x: None)
+    assert seen != computed()  # the sizes can tell
 
 
 def test_a_later_step_is_watched_as_the_first_was_and_compiles_nothing() -> None:

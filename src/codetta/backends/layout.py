@@ -9,7 +9,7 @@ several finals share appears once, at the first of them, under its name in
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -24,6 +24,9 @@ from codetta.language.program import Program
 from codetta.language.types import Kind
 
 Tile = tuple[int, int]
+#: (program, a, b, flat operands) -> the tile that a backend takes where the caller names none. Only
+#: metadata counts: meta tensors will do.
+Tiling = Callable[[Program, Tensor, Tensor, Sequence[Tensor]], Tile]
 #: Tile used when the caller names none; widened to the program's granule.
 DEFAULT_TILE: Tile = (128, 128)
 

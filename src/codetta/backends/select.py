@@ -11,13 +11,14 @@ import os
 import warnings
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
+from codetta.backends.layout import Tiling, default_tile
 from codetta.errors import BackendUnavailable, UnknownBackend
 from codetta.language.program import Program
 
@@ -160,6 +161,19 @@ def backend_for(x: Tensor) -> Backend:
     from codetta.backends.calls import REFERENCE
 
     return REFERENCE
+
+
+def tiling_for(x: Tensor) -> Tiling:
+    """How GEMMs are cut into tiles by the backend that runs a call where ``x`` lies.
+
+    It decides the size of raw partials. The fused backend takes a tile by what was measured on the
+    device, the reference the same one for all.
+    """
+    if backend_for(x).name == "cuda":
+        from codetta.backends.cuda.launch import tile_of
+
+        return partial(tile_of, device=x.device)
+    return lambda program, a, b, operands: default_tile(program)
 
 
 def _check(name: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from codetta.backends.select import backend_for
+from codetta.backends.select import backend_for, tiling_for
 from codetta.capture.backend import Compiler
 from codetta.capture.compile import compile
 from codetta.demo.kernels import CostRow
@@ -39,9 +39,17 @@ class CompiledModel:
 
         To be asked after the first step, which compiles the model.
         """
-        fused = backend_for(torch.empty(0, dtype=dtype, device=device)).name == "cuda"
+        here = torch.empty(0, dtype=dtype, device=device)
+        fused, tiling = backend_for(here).name == "cuda", tiling_for(here)
         rows: list[CostRow] = []
         for call in (c for graph in self.compiler.rewritten for c in graph.calls):
             plan = call.plan(ADJACENT if fused else HALVES)
-            rows += plan_cost(plan, trained(plan), tokens=tokens, dtype=dtype, positions=positions)
+            rows += plan_cost(
+                plan,
+                trained(plan),
+                tokens=tokens,
+                dtype=dtype,
+                positions=positions,
+                tiling=tiling,
+            )
         return rows

@@ -24,8 +24,9 @@ matrix products and a softmax (as it does for some dtypes and devices), these co
 all the same.
 
 A compiled model. Hooks and function modes would change what Dynamo captures, so a model that was
-compiled has no marked modules: the kernels of its regions are those of the codetta operators, under
-"programs", and everything else is under "other". The trace is off while PyTorch compiles. A whole
+compiled has no marked modules: the kernels of its regions are those of the codetta operators and of
+running schedules (which move rows with plain PyTorch), under "programs", and everything else is
+under "other". The trace is off while PyTorch compiles. A whole
 schedule that runs as one operator (`codetta::plan`) is opened and its kernels are seen one by one.
 Triton kernels that Inductor generates do not pass the dispatcher: they are not seen.
 """
@@ -44,6 +45,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from codetta.demo.kernels import ATTENTION, GEMM, MEMORY, PROGRAMS, KernelRow
+from codetta.plan.executable import SCHEDULE
 from codetta.plan.operator import run_plan
 
 _PLAN = "codetta::plan"
@@ -137,8 +139,7 @@ class KernelTrace(TorchDispatchMode):
             return self._opened(*args)
         result = func(*args, **(kwargs or {}))
         if label == _ENTER:
-            name = args[0].removeprefix(_REGION) if args[0].startswith(_REGION) else None
-            self._open.append((name, _next_number()))
+            self._open.append((self._named(args[0]), _next_number()))
         elif label == _EXIT:
             name, first = self._open.pop()
             if name is not None:
@@ -146,6 +147,12 @@ class KernelTrace(TorchDispatchMode):
         else:
             self._record(func, args, kwargs or {}, result)
         return result
+
+    def _named(self, mark: str) -> str | None:
+        """The region that a record_function label opens."""
+        if self._compiled and mark == SCHEDULE:
+            return PROGRAMS
+        return mark.removeprefix(_REGION) if mark.startswith(_REGION) else None
 
     def _opened(self, plan: str, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         super().__enter__()  # a mode is off while it handles an operation
@@ -159,7 +166,7 @@ class KernelTrace(TorchDispatchMode):
         if not moved:
             return
         regions = self._current_regions()
-        if self._compiled and func.namespace == "codetta":
+        if self._compiled and (PROGRAMS in regions or func.namespace == "codetta"):
             regions = (PROGRAMS,)
         name = func._schema.name.partition("::")[2]
         kind = ATTENTION if "attention" in regions else _kind(name)

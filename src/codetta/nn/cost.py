@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from codetta.backends.layout import Tiling
 from codetta.nn.block import BACKWARD, ENTRY, EXIT, MIDDLE, Spec, compiled
 from codetta.plan import Cost, Plan, Schedule, cost_table
 
@@ -28,6 +29,7 @@ def layers_cost(
     tokens: int,
     dtype: torch.dtype,
     positions: int,
+    tiling: Tiling | None = None,
 ) -> list[Cost]:
     """Rows of all kernels of ``layers`` layers, each with the number of its launches."""
     counts = {ENTRY: 1, MIDDLE: layers - 1, EXIT: 1}
@@ -35,14 +37,22 @@ def layers_cost(
     for name, schedule in schedules.items():
         count = counts.get(name.split()[0], 0)
         if count:
-            table = cost_table(schedule, tokens=tokens, dtype=dtype, positions=positions)
+            table = cost_table(
+                schedule, tokens=tokens, dtype=dtype, positions=positions, tiling=tiling
+            )
             rows += [replace(row, count=count) for row in table]
     between = [*attention_cost(spec, tokens, dtype), *_rounding_cost(spec, dtype)]
     return rows + [replace(row, count=layers * row.count) for row in between]
 
 
 def plan_cost(
-    plan: Plan, wrt: tuple[str, ...], *, tokens: int, dtype: torch.dtype, positions: int
+    plan: Plan,
+    wrt: tuple[str, ...],
+    *,
+    tokens: int,
+    dtype: torch.dtype,
+    positions: int,
+    tiling: Tiling | None = None,
 ) -> list[Cost]:
     """Rows of the kernels that :func:`codetta.nn.function.apply_plan` launches for a Plan.
 
@@ -50,12 +60,15 @@ def plan_cost(
         plan: optimized.
         wrt: inputs that get a gradient; every output receives one.
         positions: rows of the rotary tables.
+        tiling: of the backend that launches them, see :func:`codetta.plan.cost_table`.
     """
     parts = compiled(plan, wrt, tuple(o.name for o in plan.outputs), BACKWARD)
     rows: list[Cost] = []
     for schedule in (parts.forward, parts.backward):
         if schedule is not None:
-            rows += cost_table(schedule, tokens=tokens, dtype=dtype, positions=positions)
+            rows += cost_table(
+                schedule, tokens=tokens, dtype=dtype, positions=positions, tiling=tiling
+            )
     return rows
 
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from codetta.backends.select import backend_for
+from codetta.backends.select import backend_for, tiling_for
 from codetta.errors import AutocastUnsupported, BadRank
 from codetta.nn.attention import Heads, attention_pairs, causal_attention
 from codetta.nn.block import (
@@ -186,13 +186,19 @@ class Decoder(nn.Module):
 
     def plans(self) -> dict[str, Plan]:
         """The optimized Plans by name: entry, middle, exit, head."""
-        parts = {p: segment(replace(self.spec, part=p)) for p in (ENTRY, MIDDLE, EXIT)}
+        return self._plans(HALVES)
+
+    def _plans(self, pairs: str) -> dict[str, Plan]:
+        parts = {p: segment(replace(self.spec, part=p), pairs) for p in (ENTRY, MIDDLE, EXIT)}
         return parts | {HEAD: head(self.spec.hidden, self.lm_head.out_features)}
 
     def schedules(self) -> dict[str, Schedule]:
         """Forward and backward schedules of a layer with all weights trained, by name."""
+        return self._schedules(HALVES)
+
+    def _schedules(self, pairs: str) -> dict[str, Schedule]:
         found = {}
-        for name, plan in self.plans().items():
+        for name, plan in self._plans(pairs).items():
             rules = HEAD_RULES if name == HEAD else BACKWARD
             parts = compiled(plan, trained(plan), tuple(o.name for o in plan.outputs), rules)
             found[name] = parts.forward
@@ -205,25 +211,33 @@ class Decoder(nn.Module):
     ) -> list[Cost]:
         """Kernels and bytes of all layers, forward and backward, from the Plans alone.
 
+        They are those of the backend that runs where the parameters lie.
+
         Args:
             tokens: M = B T.
             dtype: of weights and activations.
             positions: T, the rows of the rotary tables; M by default (one sequence).
         """
+        here = self.lm_head.weight
         return layers_cost(
             self.spec,
             len(layers_of(self)),
-            self.schedules(),
+            self._schedules(_pairs(here)),
             tokens=tokens,
             dtype=dtype,
             positions=positions or tokens,
+            tiling=tiling_for(here),
         )
 
 
 def _run(spec: Spec, given: Mapping[str, Any]) -> dict[str, Tensor]:
-    fused = backend_for(given["x"]).name == "cuda"
-    plan = segment(spec, ADJACENT if fused else HALVES)
+    plan = segment(spec, _pairs(given["x"]))
     return apply_plan(plan, {i.name: given[i.name] for i in plan.inputs})
+
+
+def _pairs(x: Tensor) -> str:
+    """Pair layout of the backend that runs where x lies."""
+    return ADJACENT if backend_for(x).name == "cuda" else HALVES
 
 
 def _is_qk(spec: Spec, x: Tensor) -> Tensor:

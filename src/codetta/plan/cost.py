@@ -13,10 +13,11 @@ from fractions import Fraction
 
 import torch
 
+from codetta.backends.layout import Tiling
 from codetta.language.primitives import COST
 from codetta.language.program import Program
 from codetta.language.types import Kind
-from codetta.plan.grouping import FINALIZE, GEMM, OPAQUE_KIND, VIEW
+from codetta.plan.grouping import FINALIZE, GEMM, MOVE, OPAQUE_KIND, VIEW
 from codetta.plan.kernels import Kernel
 from codetta.plan.schedule import Schedule
 from codetta.plan.sizes import Sizes, rows_of
@@ -57,13 +58,16 @@ def cost_table(
     dtype: torch.dtype = torch.bfloat16,
     vector_dtype: torch.dtype | None = None,
     positions: int | None = None,
+    tiling: Tiling | None = None,
 ) -> list[Cost]:
     """Costs of every kernel at M = ``tokens`` in ``dtype``.
 
-    ``positions`` is the number of rows of the rotary tables (default: as many as tokens).
+    ``positions`` is the number of rows of the rotary tables (default: as many as tokens), and
+    ``tiling`` that of the backend that runs the schedule, which decides the number of partials
+    (:func:`codetta.backends.select.tiling_for`; default: the reference's).
     """
     plan, kernels = schedule.plan, schedule.kernels
-    counter = _Counter(plan, kernels, tokens, dtype, vector_dtype, positions)
+    counter = _Counter(plan, kernels, tokens, dtype, vector_dtype, positions, tiling)
     return [counter.row(k) for k in kernels if k.kind != VIEW]
 
 
@@ -87,11 +91,17 @@ class _Counter(Sizes):
             name=f"{self.plan.name}.v{kernel.root}",
             kind={GEMM: "gemm", OPAQUE_KIND: "attention"}.get(kernel.kind, "memory"),
             role=kernel.kind,
-            bytes_read=sum(self.size(r) for r in reads),
+            bytes_read=sum(self.size(r) for r in reads) + self.index(kernel),
             bytes_written=sum(self.written(kernel)),
             flops=flops,
             special=special,
         )
+
+    def index(self, kernel: Kernel) -> int:
+        """Bytes of the row numbers that a move reads beside its operand, if it permutes rows."""
+        node = self.plan.nodes[kernel.root]
+        permutes = kernel.kind == MOVE and node.op in ("permute_rows", "permute_vector")
+        return self.rows(node.type) * torch.int64.itemsize if permutes else 0
 
     # ---- arithmetic
     def work(self, kernel: Kernel) -> tuple[int, int]:

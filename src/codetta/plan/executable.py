@@ -25,6 +25,10 @@ from codetta.plan.steps import CANONICAL, Run, step
 if TYPE_CHECKING:
     from codetta.plan.schedule import Schedule
 
+#: The record_function label of a running schedule: a trace cannot tell its plain PyTorch operations
+#: from those around it.
+SCHEDULE = "codetta::schedule"
+
 
 class Executable:
     """The steps of a Schedule.
@@ -73,7 +77,10 @@ class Executable:
         run = Run(backend, m, self.narrow or sample.dtype, device, donate and direct)
         del sample
         if not direct:
-            return self._execute(self._bound(values, run), run)
+            if torch.compiler.is_dynamo_compiling():  # it drops such labels, with a warning
+                return self._execute(self._bound(values, run), run)
+            with torch.profiler.record_function(SCHEDULE):
+                return self._execute(self._bound(values, run), run)
         # Below autograd and its view tracking, which would forbid changing an output in place.
         with torch._C._AutoDispatchBelowADInplaceOrView():
             return self._execute(self._bound(values, run), run)

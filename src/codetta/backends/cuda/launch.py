@@ -25,14 +25,14 @@ from torch import Tensor
 
 from codetta.backends.calls import REFERENCE
 from codetta.backends.cuda import pointwise
-from codetta.backends.cuda.assembly import Call, describe
+from codetta.backends.cuda.assembly import Call, describe, outline
 from codetta.backends.cuda.bound import Finish, Run, bind, offered, on_device
 from codetta.backends.cuda.configs import candidates, in_force
 from codetta.backends.cuda.finalize import finalizer
 from codetta.backends.cuda.forms import MAINLOOP
 from codetta.backends.cuda.lowering import lower
 from codetta.backends.cuda.rules import NotLowerable
-from codetta.backends.layout import compute_dtype
+from codetta.backends.layout import compute_dtype, default_tile
 from codetta.backends.precision import fp8_fast
 from codetta.errors import TooLarge
 from codetta.language.functions import store
@@ -64,6 +64,29 @@ def explain(program: Program, operand: str = "bf16") -> str | None:
     except NotLowerable as reason:
         return str(reason)
     return None
+
+
+def tile_of(
+    program: Program,
+    a: Tensor,
+    b: Tensor,
+    operands: Sequence[Tensor],
+    device: torch.device | None = None,
+) -> tuple[int, int]:
+    """The tile that :meth:`CudaBackend.gemm` takes for such tensors on ``device``.
+
+    Nothing is launched or compiled, and the tensors may be meta tensors. Without a device only what
+    comes with the package counts, no measurements.
+    """
+    if not _is_carried(a, b, operands):
+        return default_tile(program)
+    index = None
+    if device is not None and device.type == "cuda":
+        index = torch.cuda.current_device() if device.index is None else device.index
+    try:
+        return outline(program, a, b, operands, index=index).config.tile
+    except NotLowerable:  # a kernel over the stored accumulator
+        return default_tile(program)
 
 
 class CudaBackend:
@@ -115,9 +138,7 @@ class CudaBackend:
         tile: tuple[int, int] | None,
     ) -> Call | None:
         call: Call | None = None
-        wide = compute_dtype(a.dtype, operands) is torch.float64
-        sizes = (*a.shape, *b.shape)
-        if a.dtype in DTYPES and not wide and min(sizes) > 0 and max(sizes) <= LARGEST:
+        if _is_carried(a, b, operands):
             try:
                 with _on(a.device):
                     call = describe(program, a, b, operands, tile)
@@ -181,6 +202,13 @@ class CudaBackend:
 
 
 CUDA = CudaBackend()
+
+
+def _is_carried(a: Tensor, b: Tensor, operands: Sequence[Tensor]) -> bool:
+    """Whether the mainloop takes such tensors, whatever the program is."""
+    wide = compute_dtype(a.dtype, operands) is torch.float64
+    sizes = (*a.shape, *b.shape)
+    return a.dtype in DTYPES and not wide and min(sizes) > 0 and max(sizes) <= LARGEST
 
 
 @lru_cache(maxsize=256)
