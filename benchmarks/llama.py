@@ -91,6 +91,12 @@ class Step:
 
         return run
 
+    def fingerprint(self) -> list[tuple[float, float]]:
+        """Of every parameter; a contender must leave them as they are, for all share them."""
+        with torch.no_grad():
+            return [(float(p.double().sum()), float(p.double().square().sum()))
+                    for p in self.model.parameters()]  # fmt: skip
+
     def gradients(self) -> dict[str, Tensor]:
         """Of three weights, which every layer's backward has gone into."""
         layers = self.model.model.layers
@@ -118,6 +124,8 @@ def measure(
         "first_step_s": {}, "rewriter_s": {}, "peak_bytes": {}, "relative_difference_to_eager": {},
         "failed": {}, "environment": environment(),
     }  # fmt: skip
+    kept = [p.detach().cpu().clone() for p in step.model.parameters()]
+    untouched = step.fingerprint()
     reference = step.of(contenders["eager"](step.model))()
     expected = step.gradients() | {"output": reference}
     runs: dict[str, tuple[Callable[[], Any], int]] = {}
@@ -143,6 +151,11 @@ def measure(
             runs[name] = (run, steps)
         except Exception as error:
             result["failed"][name] = f"{type(error).__name__}: {str(error)[:500]}"
+        if step.fingerprint() != untouched:
+            for p, value in zip(step.model.parameters(), kept, strict=True):
+                p.data.copy_(value)
+            runs.pop(name, None)
+            result["failed"][name] = "it wrote into the parameters, which have been restored"
         shown = result["failed"].get(name) or f"first step {result['first_step_s'][name]:.1f} s"
         print(f"  {name}: {shown}", flush=True)
     result["times_ms"] = interleaved(runs, rounds, budget)

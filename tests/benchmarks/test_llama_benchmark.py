@@ -89,6 +89,24 @@ def test_contender_that_overwrites_its_gradient_changes_no_step_after_it():
         assert max(found["relative_difference_to_eager"][name].values()) < 1e-6, name
 
 
+def test_contender_that_writes_into_the_parameters_is_not_timed_and_undone():
+    def writing(model):
+        made = CONTENDERS["eager"](model)
+
+        def loss(ids):
+            found = made.loss(ids)
+            next(model.parameters()).data[0, 0] += 1.0
+            return found
+
+        return llama.Contender(loss, made.hidden)
+
+    contenders = {**CONTENDERS, "writing": writing}
+    found = llama.measure(TINY, "step", ["writing", "eager"], 1, 1, Budget(60), contenders)
+    assert "wrote into the parameters" in found["failed"]["writing"]
+    assert set(found["times_ms"]) == {"eager"}
+    assert max(found["relative_difference_to_eager"]["eager"].values()) < 1e-6
+
+
 def test_contenders_share_parameters_but_no_modules():
     model = build(TINY, torch.float32, "cpu")
     twin = llama_models._with_causal_attention(sharing(model))
