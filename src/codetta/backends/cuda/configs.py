@@ -277,10 +277,11 @@ def safe_default(
 
     ``size``: M and N. With few tiles the last wave of them decides: 2048 x 2048 takes two waves of
     128x192 tiles and one of 256x128. M counts as its power of two, so that a few tokens more do
-    not mean another kernel.
+    not mean another kernel. Only for light epilogues: others spill in some tiles at some sizes.
     """
     legal = [c for c in _fitting(_SAFE, tile) if illegal(lowered, c) is None]
-    if family(lowered).removeprefix("fp8 ") not in _LIGHT and not tile:
+    light = family(lowered).removeprefix("fp8 ") in _LIGHT
+    if not light and not tile:
         roomy = [c for c in legal if (c.tile, c.pingpong) != ((128, 192), True)]
         # For rotations; beside a bias (92 spills) and elsewhere the registers are too few.
         turns = lowered.head_dims and not any(x.port == "row" for x in lowered.loads)
@@ -289,7 +290,7 @@ def safe_default(
             roomy = [c for c in roomy if c.tile_m * c.tile_n <= 128 * 128] or roomy
         legal = roomy or legal
     possible = [c for c in legal if ab_stages(lowered, c) >= 3] or legal
-    if size is not None and len(possible) > 1:
+    if size is not None and light and len(possible) > 1:
         m, n = 1 << round(math.log2(max(size[0], 1))), size[1]
         most = max(_busy(c, m, n) for c in possible)
         possible = [c for c in possible if _busy(c, m, n) >= _ENOUGH * most]
