@@ -6,6 +6,7 @@ solution with one thing wrong, the mistake that the task invites.
 
 from __future__ import annotations
 
+import importlib
 import runpy
 from functools import cache
 from pathlib import Path
@@ -254,3 +255,8 @@ def test_the_near_miss_is_not(name):
     task = find(name)
     with pytest.raises(AssertionError, match="allowed"):
         compared(task, scope[name], small(task, "float32"))
+
+
+def test_the_module_of_a_task_can_be_imported_as_compilers_do():
+    reference = find("bias_gelu_mask").reference
+    assert vars(importlib.import_module(reference.__module__))[reference.__name__] is not None

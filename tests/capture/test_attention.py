@@ -223,3 +223,16 @@ def test_other_heads_are_left_as_they_are(repeat):
 
 def test_fp32_has_no_kernel_for_shared_heads():
     assert run_grouped(interleaved, torch.float32) == []
+
+
+def test_heads_that_are_broadcast_too_are_left_as_they_are():
+    from types import SimpleNamespace
+
+    from codetta.capture.grouped import _fits
+
+    def heads(n):
+        return torch.empty(2, n, 7, 8, dtype=torch.bfloat16)
+
+    assert _fits(heads(4), heads(2), heads(2), [heads(4), heads(4)])
+    assert not _fits(heads(1), heads(2), heads(2), [heads(4), heads(4)])
+    assert not _fits(SimpleNamespace(), heads(2), heads(2), [heads(4), heads(4)])

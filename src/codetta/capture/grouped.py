@@ -52,7 +52,8 @@ def shared_heads(graph: fx.Graph, seen: Observed, skip: set[fx.Node]) -> list[st
         if key is None or value is None:
             continue
         q, k, v = (seen.values.get(n) for n in (given["query"], key, value))
-        if q is None or k is None or not _fits(q, k, v):
+        repeated = [seen.values[given[n]] for n in ("key", "value")]
+        if q is None or k is None or not _fits(q, k, v, repeated):
             continue
         given |= {"key": key, "value": value, "enable_gqa": True}
         heads = (int(q.shape[1]), int(k.shape[1]))
@@ -66,13 +67,14 @@ def shared_heads(graph: fx.Graph, seen: Observed, skip: set[fx.Node]) -> list[st
     ]
 
 
-def _fits(q: Any, k: Any, v: Any) -> bool:
+def _fits(q: Any, k: Any, v: Any, repeated: list[Tensor]) -> bool:
     return bool(
         isinstance(q, Tensor)
         and q.dtype in _DTYPES
         and q.dtype == k.dtype == v.dtype
         and q.ndim == 4
         and k.shape[1] == v.shape[1]
+        and all(q.shape[1] == x.shape[1] for x in repeated)  # none is broadcast
         and q.shape[-1] == k.shape[-1] == v.shape[-1] <= _WIDEST
     )
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from codetta.capture.headcall import HeadCall
 from codetta.explanation.facts import BACKWARD, FORWARD, GEMM, MEMORY, KernelFact
+from codetta.loss.options import Logits, Options
 from codetta.loss.plan import LossPlan, Problem, choose
+from codetta.loss.shifted import applies
 
 #: Said of it in the summary.
 NOTE = "and its loss, fused: logits never stored"
@@ -35,11 +35,12 @@ def head_sizes(call: HeadCall, arguments: Sequence[Any], training: bool) -> Head
     v, d = weight.shape if call.product.transposed else weight.shape[::-1]
     scalar = call.options["reduction"] != "none"
     dx, dw = (training and t.requires_grad for t in (x, weight))
-    dtype = call.product.x.dtype
-    shifted = scalar and dtype is not torch.float16 and not call.options.get("softcap")
+    db = any(training and bias.requires_grad for bias in arguments[3:])
+    dtype, options = call.product.x.dtype, Options(Logits(cap=call.options.get("softcap", 0.0)))
+    shifted = applies(options, (dx, dw, db, False), dtype, whole=True, fold=False)
     problem = Problem(
-        int(target.numel()), int(d), int(v), dtype, scalar, dx, dw, shifted=shifted
-    )  # fmt: skip
+        int(target.numel()), int(d), int(v), dtype, scalar, dx, dw, db, shifted=shifted
+    )
     return HeadSizes(problem, choose(problem))
 
 

@@ -13,8 +13,9 @@ upstream gradient, ignored tokens, weights, smoothing and z-loss:
 
     mass     g (1 + 2 z_loss lse)        hit    g (1 − ε)        flat    g ε / V
 
-It is either the epilogue of the same product computed again (everything in fp32), or a pointwise
-pass over z as the forward stored it. A stored z is off by a rounding error δ of up to |z| eps / 2.
+It is the epilogue of the same product computed again (everything in fp32); or, for the plain loss,
+a row scale of shifted exponentials that the forward stored (shifted.py); or a pointwise pass over z
+as the forward stored it. A stored z is off by a rounding error δ of up to |z| eps / 2.
 With p = e^(z + δ − lse), a p near 1 would be off by as much, and so would p − 1, which is near 0:
 p needs the log-sum-exp of the stored numbers. That is lse + log Σ softmax(z) e^δ, and for a small
 δ the polynomial of e^δ − 1 rides along with the sum, without a second exponential.

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from codetta.autograd import _Undifferentiable
-from codetta.backends.select import chosen_backend, use_backend
+from codetta.backends.select import backend_for, chosen_backend, use_backend
 from codetta.loss import operator
 from codetta.loss.head import Leaves
 from codetta.loss.options import Request
@@ -96,14 +96,12 @@ class LinearCrossEntropy(torch.autograd.Function):
 
 def _scaled(gradient: Tensor, by: Tensor) -> Tensor:
     """gradient *= by, in place, for a 0-d tensor."""
-    fitting = gradient.is_cuda and by.is_cuda and gradient.is_contiguous()
-    if fitting and by.dtype is torch.float32 and not is_traced(gradient):
-        try:
-            from codetta.backends.cuda.triton_scale import scale_
-        except ImportError:  # no Triton
-            return gradient.mul_(by)
-        return scale_(gradient, by)
-    return gradient.mul_(by)
+    fitting = gradient.is_cuda and gradient.is_contiguous() and by.dtype is torch.float32
+    if is_traced(gradient) or not fitting or backend_for(gradient).name != "cuda":
+        return gradient.mul_(by)
+    from codetta.backends.cuda.triton_scale import scale_
+
+    return scale_(gradient, by.to(gradient.device))
 
 
 def _gradients(ctx: Any, d_loss: Tensor | None, d_lse: Tensor | None) -> list[Tensor | None]:

@@ -1,8 +1,9 @@
 """When which chunk of logits is computed: the schedules of the loss head and what they cost.
 
-    forward     for each chunk of tokens: its logits, statistics, dz, dx and its share of dW, all in
-                the forward pass; the backward multiplies by the upstream gradient. Three GEMMs.
-                Only for a loss that is one number, since then gradients are linear in one number.
+    forward     for each chunk of tokens: its shifted exponentials, or its logits and dz, then dx
+                and its share of dW, all in the forward pass; the backward multiplies by the
+                upstream gradient. Three GEMMs. Only for a loss that is one number, since then
+                gradients are linear in one number.
     recompute   the forward keeps statistics only; the backward computes the logits again. Four
                 GEMMs, any upstream gradient. Its backward goes over chunks of the vocabulary
                 (dW of a chunk is complete at once, dx is summed) or of the tokens (the reverse).
@@ -181,7 +182,8 @@ def _forward(p: Problem, rows: int, split: bool) -> LossPlan:
     )
     scaled = (p.m * p.dx + p.v * p.dw) * p.d * e
     seconds += _kernel(2 * scaled)
-    # What is stored is used as it is, or makes room for a second chunk; and the scaled x.
+    # Shifted exponentials are used as they are, beside rows of the weight or of x; of logits a dz
+    # is made, which is a second chunk.
     extra = kept + 2 * rows * p.d * e if p.shifted else 2 * kept
     if p.fold:
         extra += rows * p.d * e

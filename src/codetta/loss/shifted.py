@@ -22,6 +22,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from codetta.backends.select import backend_for
 from codetta.loss.epilogues import scaled_rows, shifted, weighted_rows
 from codetta.loss.head import Head
 from codetta.loss.options import Need, Options
@@ -111,11 +112,9 @@ def _take_target(e: Tensor, target: Tensor, value: Tensor) -> None:
 
 def _repaired(part: Head, e: Tensor, base: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
     """Shift and total of all rows, those above LIMIT computed again, e too, in place."""
-    if e.is_cuda:
-        try:
-            from codetta.backends.cuda.triton_repair import repair
-        except ImportError:  # no Triton
-            return repaired(part, e, base, total)
+    if e.is_cuda and backend_for(e).name == "cuda":
+        from codetta.backends.cuda.triton_repair import repair
+
         return repair(part.x, part.weight, part.bias, part.leaves.row_scale,
                       part.options.logits.scale, e, base, total, LIMIT)  # fmt: skip
     return repaired(part, e, base, total)

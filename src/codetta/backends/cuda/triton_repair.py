@@ -15,25 +15,30 @@ import triton.language as tl
 from torch import Tensor
 
 from codetta.backends.cuda.capture import refuse
+from codetta.backends.cuda.triton_kernels import on_device
 
 _COLUMNS, _DEPTH = 64, 128
 _SEEN: set[tuple[object, ...]] = set()
 
 
 @triton.jit
-def _products(x, w, r, v0, words, width, x_stride, w_stride,
-              COLUMNS: tl.constexpr, DEPTH: tl.constexpr):  # fmt: skip
-    """x wᵀ of one row and COLUMNS columns; these, and which of them exist."""
+def _logits(x, w, bias, rows, r, v0, scale, words, width, x_stride, w_stride, BIAS: tl.constexpr,
+            ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr):  # fmt: skip
+    """z of one row and COLUMNS columns, -inf beyond the last; these, and which of them exist."""
     columns = v0 + tl.arange(0, COLUMNS)
     inside = columns < words
-    acc = tl.zeros((COLUMNS,), tl.float32)
+    z = tl.zeros((COLUMNS,), tl.float32)
     for d0 in range(0, width, DEPTH):
         depth = d0 + tl.arange(0, DEPTH)
         a = tl.load(x + r * x_stride + depth, mask=depth < width, other=0.0).to(tl.float32)
         b = tl.load(w + columns.to(tl.int64)[:, None] * w_stride + depth[None, :],
                     mask=inside[:, None] & (depth < width)[None, :], other=0.0)  # fmt: skip
-        acc += tl.sum(b.to(tl.float32) * a[None, :], 1)
-    return acc, columns, inside
+        z += tl.sum(b.to(tl.float32) * a[None, :], 1)
+    if ROWS:
+        z *= tl.load(rows + r).to(tl.float32)
+    if BIAS:
+        z += tl.load(bias + columns, mask=inside, other=0.0).to(tl.float32)
+    return tl.where(inside, z * scale, float("-inf")), columns, inside
 
 
 @triton.jit
@@ -46,27 +51,17 @@ def _repair(x, w, bias, rows, e, base, total, new_base, new_total, scale, limit,
     if found > limit:
         top = tl.full((), -3.0e38, tl.float32)
         found = tl.full((), 0.0, tl.float32)
-        factor = tl.full((), 1.0, tl.float32)
-        if ROWS:
-            factor = tl.load(rows + r).to(tl.float32)
         for v0 in range(0, words, COLUMNS):
-            z, columns, inside = _products(x, w, r, v0, words, width, x_stride, w_stride,
-                                           COLUMNS, DEPTH)  # fmt: skip
-            z = z * factor
-            if BIAS:
-                z += tl.load(bias + columns, mask=inside, other=0.0).to(tl.float32)
-            z = tl.where(inside, z * scale, float("-inf"))
+            z, columns, inside = _logits(x, w, bias, rows, r, v0, scale, words, width, x_stride,
+                                         w_stride, BIAS, ROWS, COLUMNS, DEPTH)  # fmt: skip
             larger = tl.maximum(top, tl.max(z, 0))
             found = found * tl.exp(top - larger) + tl.sum(tl.exp(z - larger), 0)
             top = larger
         for v0 in range(0, words, COLUMNS):
-            z, columns, inside = _products(x, w, r, v0, words, width, x_stride, w_stride,
-                                           COLUMNS, DEPTH)  # fmt: skip
-            z = z * factor
-            if BIAS:
-                z += tl.load(bias + columns, mask=inside, other=0.0).to(tl.float32)
-            value = tl.exp(z * scale - top)
-            tl.store(e + r * e_stride + columns, value.to(e.dtype.element_ty), mask=inside)
+            z, columns, inside = _logits(x, w, bias, rows, r, v0, scale, words, width, x_stride,
+                                         w_stride, BIAS, ROWS, COLUMNS, DEPTH)  # fmt: skip
+            value = tl.exp(z - top).to(e.dtype.element_ty)
+            tl.store(e + r * e_stride + columns, value, mask=inside)
     tl.store(new_base + r, top)
     tl.store(new_total + r, found)
 
@@ -94,18 +89,19 @@ def repair(
         ColdCapture: the kernel must be compiled and a stream is being captured.
     """
     x, weight = (t if t.stride(1) == 1 else t.contiguous() for t in (x, weight))
-    key = (x.dtype, e.dtype, x.device, bias is None, row_scale is None, *weight.shape)
+    strides = (x.stride(0), weight.stride(0), e.stride(0))
+    key = (x.dtype, e.dtype, x.device, bias is None, row_scale is None, *weight.shape, *strides)
     if key not in _SEEN:
         refuse("the loss head's repair")
         _SEEN.add(key)
     base, total = base.contiguous(), total.contiguous()
     made = torch.empty_like(base), torch.empty_like(total)
-    with torch.cuda.device(x.device) if x.is_cuda else torch.no_grad():
+    with on_device(x):
         _repair[(len(x),)](
             x, weight, x if bias is None else bias.contiguous(),
             x if row_scale is None else row_scale.contiguous(), e, base, total, *made,
             scale, limit, weight.shape[0], weight.shape[1],
-            x.stride(0), weight.stride(0), e.stride(0),
+            *strides,
             BIAS=bias is not None, ROWS=row_scale is not None, COLUMNS=_COLUMNS, DEPTH=_DEPTH,
         )  # fmt: skip
     return made

@@ -9,12 +9,12 @@ the 0.6 GB of a large head's gradients.
 # mypy: disable-error-code="no-untyped-def"
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from codetta.backends.cuda.capture import refuse
+from codetta.backends.cuda.triton_kernels import on_device
 
 _BLOCK = 4096
 _SEEN: set[tuple[object, ...]] = set()
@@ -39,11 +39,11 @@ def scale_(x: Tensor, s: Tensor) -> Tensor:
     Raises:
         ColdCapture: the kernel must be compiled and a stream is being captured.
     """
-    key = (x.dtype, x.device)
+    key = (x.dtype, x.device, x.numel() % 16 == 0, x.numel() == 1)  # what Triton compiles anew for
     if key not in _SEEN:
         refuse("a scaled gradient")
         _SEEN.add(key)
     if x.numel():
-        with torch.cuda.device(x.device) if x.is_cuda else torch.no_grad():
+        with on_device(x):
             _scale[(triton.cdiv(x.numel(), _BLOCK),)](x, s, x.numel(), BLOCK=_BLOCK)
     return x
