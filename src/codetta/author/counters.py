@@ -59,7 +59,18 @@ _SCALES = {
     "ns": 1e-3, "nsecond": 1e-3, "ms": 1e3, "msecond": 1e3, "s": 1e6, "second": 1e6,
     "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9,
 }  # fmt: skip
-_CSV = ("--csv", "--page", "raw", "--profile-from-start", "off", "--set", "full")
+# the clocks are left as they are: ncu would fix them otherwise
+_CSV = (
+    "--csv",
+    "--page",
+    "raw",
+    "--profile-from-start",
+    "off",
+    "--set",
+    "full",
+    "--clock-control",
+    "none",
+)
 
 
 def find_ncu() -> str | None:

@@ -86,14 +86,14 @@ def search(
         guard: runs the first launch of a kernel.
     """
     candidates = [Candidate(c, s) for c, s in configs]
-    runs = _prepared(problem, given, candidates, late, guard)
+    runs = prepared(problem, given, candidates, late, guard)
     named = {str(i): c for i, c in enumerate(candidates) if id(c) in runs}
     _timed(measure, {n: runs[id(c)] for n, c in named.items()}, named, quick)
     best = _ranked(candidates)[:_FINALISTS]
     if best and not late():
         for config in raster_variants(best[0].config):
             variant = Candidate(config, best[0].statics)
-            runs |= _prepared(problem, given, [variant], late, guard)
+            runs |= prepared(problem, given, [variant], late, guard)
             if id(variant) in runs:
                 candidates.append(variant)
                 best.append(variant)
@@ -133,12 +133,12 @@ def _finalists_first(best: list[Candidate], candidates: list[Candidate]) -> list
     return [*first, *rest, *(c for c in candidates if c.times is None)]
 
 
-def _prepared(
+def prepared(
     problem: Problem,
     given: tuple[Tensor, Tensor, list[Tensor]],
     candidates: Sequence[Candidate],
-    late: Callable[[], bool],
-    guard: Guard,
+    late: Callable[[], bool] = lambda: False,
+    guard: Guard = lambda config, run: run(),
 ) -> dict[int, Run]:
     """Launchers of the candidates that can run and agree with the first, by id."""
     usable = [c for c in candidates if not c.statics.error]

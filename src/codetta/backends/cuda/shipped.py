@@ -18,6 +18,7 @@ from codetta.backends.cuda.configs import Configuration
 
 FILE = Path(__file__).with_name("shipped_h200.json")
 _FORMAT = 1
+_KEY = ("family", "layout", "m", "n", "k")  # what tells entries apart
 _FAR = {"m": 3.0, "n": 3.5, "k": 3.5}  # in factors of two
 
 
@@ -47,21 +48,47 @@ def _entries() -> Mapping[tuple[str, str], list[tuple[dict[str, Any], Configurat
 
 
 def dumps(records: Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> str:
-    """Text of the data file, from (environment, kernel) records of a sweep."""
+    """Text of the data file, from (environment, kernel) records of a sweep; the fastest counts."""
     entries: dict[tuple[Any, ...], dict[str, Any]] = {}
     provenance: dict[str, Any] = {}
     for environment, kernel in records:
         provenance = provenance or {k: v for k, v in environment.items() if k != "date"}
-        entry = {x: kernel[x] for x in ("family", "layout", "m", "n", "k")}
-        key = tuple(entry.values())
-        best = kernel["best"]
-        entry |= {
-            "config": best["config"], "ms": best["median_ms"], "stages": best["stages"],
-            "spills": best["spills"], "cublas_ms": kernel["cublas_ms"],
-            "ratio_to_plain": kernel["ratio_to_plain"], "date": environment["date"],
-        }  # fmt: skip
+        entry = _entry(environment, kernel)
+        key = _key(entry)
         if key not in entries or entry["ms"] < entries[key]["ms"]:
             entries[key] = entry
+    return _text(provenance, entries)
+
+
+def merged(text: str, records: Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> str:
+    """Text of the data file with these records in place of its entries of the same kernels.
+
+    Two records of one kernel do not differ in how they were measured, so the fastest counts.
+    """
+    data = json.loads(text)
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for environment, kernel in records:
+        entry = _entry(environment, kernel)
+        key = _key(entry)
+        if key not in found or entry["ms"] < found[key]["ms"]:
+            found[key] = entry
+    return _text(data["provenance"], {_key(e): e for e in data["entries"]} | found)
+
+
+def _entry(environment: Mapping[str, Any], kernel: Mapping[str, Any]) -> dict[str, Any]:
+    best = kernel["best"]
+    return {x: kernel[x] for x in _KEY} | {
+        "config": best["config"], "ms": best["median_ms"], "stages": best["stages"],
+        "spills": best["spills"], "cublas_ms": kernel["cublas_ms"],
+        "ratio_to_plain": kernel["ratio_to_plain"], "date": environment["date"],
+    }  # fmt: skip
+
+
+def _key(entry: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(entry[x] for x in _KEY)
+
+
+def _text(provenance: Mapping[str, Any], entries: Mapping[tuple[Any, ...], Any]) -> str:
     lines = ",\n".join("  " + json.dumps(entries[key]) for key in sorted(entries))
     head = json.dumps({"format": _FORMAT, "provenance": provenance}, indent=1)
     return head.rstrip("}\n ") + "},\n" + f' "entries": [\n{lines}\n ]\n}}\n'
