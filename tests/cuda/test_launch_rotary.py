@@ -71,16 +71,13 @@ def test_a_change_in_place_is_seen(table, changed):
 
 
 def test_memory_that_is_freed_and_reused_is_not_taken_for_the_old_one(table):
-    addresses: set[int] = set()
-    reused = False
-    for step in range(50):
-        positions = torch.arange(16) + step % 7
-        reused |= positions.data_ptr() in addresses
-        addresses.add(positions.data_ptr())
+    memory = bytearray(16 * 8)  # an allocator may give the same memory again: here it always does
+    for step in range(20):
+        torch.frombuffer(memory, dtype=torch.int64).copy_(torch.arange(16) + step % 7)
+        positions = torch.frombuffer(memory, dtype=torch.int64)
         made = rotary(table, positions, 8, 32)
         assert torch.equal(made, by_hand(table, positions, 8, 32))
         del positions
-    assert reused, "the allocator gave fresh memory each time, so nothing was tested"
 
 
 def test_entries_are_few_and_do_not_outlive_their_inputs(table):
