@@ -32,6 +32,7 @@ from tune_shapes import problems
 
 from codetta.backends.cuda import quack, shipped
 from codetta.backends.cuda.configs import Configuration, choose, family, illegal
+from codetta.backends.cuda.forms import PACKED
 from codetta.backends.cuda.lowering import lower
 from codetta.tuning.search import Candidate, prepared
 from codetta.tuning.space import Problem, arrays
@@ -50,6 +51,8 @@ USUAL = (
     Configuration(128, 128, True, 1, 2), Configuration(256, 192, False, 2, 1),
     Configuration(128, 224, False, 2, 1), Configuration(256, 128, False, 1, 2),
 )  # fmt: skip
+#: Epilogues on pairs fit the registers up to 144 columns; tune_shapes.py tried 128 and 160.
+BETWEEN = (Configuration(128, 144, True, 1, 2), Configuration(128, 144, True, 2, 1))
 
 
 # --------------------------------------------------------------------------------- candidates
@@ -86,6 +89,8 @@ def candidates(
     p = problem
     record = known.get((p.program.digest, p.m, p.n, p.k, p.layout))
     found = near(record) if record is not None else list(USUAL)
+    if lowered.mode == PACKED:
+        found += BETWEEN
     now = choose(lowered, p.m, p.n, p.k, p.layout)
     every = [*([now] if now is not None else []), *found]
     different: dict[str, Configuration] = {}
