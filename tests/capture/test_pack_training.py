@@ -14,6 +14,7 @@ from torch import distributed, nn
 
 import codetta
 from codetta import errors
+from codetta.capture import pack
 
 BATCH = capture_models.batch("llama")
 OPTIMIZERS = {
@@ -89,12 +90,11 @@ def test_frozen_weights(pairs):
 
 
 @each_layout
-@pytest.mark.parametrize("reentrant", [False])
-def test_activation_checkpointing(reentrant, pairs):
+def test_activation_checkpointing(pairs):
     with laid_out(pairs):
         (model, plain), (twin, ours) = compiled_pair()
         for m in (model, twin):
-            m.gradient_checkpointing_enable({"use_reentrant": reentrant})
+            m.gradient_checkpointing_enable({"use_reentrant": False})
         assert torch.equal(step(plain, BATCH), step(ours, BATCH))
         same(model, twin)
         assert ("gate_proj", "up_proj") in packed(ours)
@@ -155,6 +155,22 @@ def test_ddp(mesh, pairs):
         assert ("gate_proj", "up_proj") in packed(ours)
     found = twin.state_dict()
     assert all(x.untyped_storage().nbytes() == x.nbytes for x in found.values())
+
+
+@pytest.mark.parametrize("cut", [True, False])
+def test_ddp_with_several_buckets_packs_if_the_graph_is_not_cut_at_them(mesh, cut):
+    model, twin = pair(hidden_size=128, intermediate_size=640, vocab_size=4096)
+    with laid_out("adjacent"), torch._dynamo.config.patch(optimize_ddp=cut):
+        plain = codetta.compile(model)
+        ddp = nn.parallel.DistributedDataParallel(twin, bucket_cap_mb=1)
+        ours = codetta.compile(ddp, pack=True)
+        for _ in range(2):
+            assert torch.equal(step(plain, BATCH), step(ours, BATCH))
+        for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(q.grad, p.grad)
+    packs = [p for r in ours.codetta_compiler.rewritten for p in r.packs]
+    assert {p.reason for p in packs} == {pack.ROTATED, pack.CUT if cut else ""}
+    assert len(storages(*mlp(twin))) == (2 if cut else 1)
 
 
 def test_sharded_parameters_are_refused_before_anything_changes(mesh):

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
+from torch._subclasses import FakeTensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from codetta.backends.select import backend_for
@@ -39,6 +40,10 @@ from codetta.plan.sides import PACKS, Side, Sides, have_memory, packed_sides, si
 ROTATED = "its rows are permuted within heads for the rotation, which no view of weights can be"
 FOLDED = "whatever packs it also folds a norm's weight in, or casts, so it is written anyway"
 FOREIGN = "not all of it reaches the graph as parameters that the model had when it was compiled"
+CUT = (
+    "the graph was cut at the buckets of DDP, where parameters are not seen; "
+    "torch._dynamo.config.optimize_ddp = False does not cut it"
+)
 TORN = "a weight of it is in another group, too"
 #: Vector loads and TMA want addresses that are multiples of this.
 _ALIGNMENT = 16
@@ -128,6 +133,8 @@ class Packer:
         self, rows: Sides | None, weights: tuple[Any, ...], holders: Holders, asked: bool
     ) -> str:
         """Why these weights cannot become views of one storage; '' if they can, or are."""
+        if any(isinstance(w, FakeTensor) for w in weights):
+            return CUT
         if any(type(w) is not nn.Parameter or w not in self.known for w in weights):
             return FOREIGN
         if rows is None or any(w.shape[1:] != (rows.cols,) for w in weights):
