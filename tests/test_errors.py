@@ -25,6 +25,7 @@ WITHOUT_WRONG = {
     "MissingPackage",
     "NotPromoted",
     "NothingToTune",
+    "PackSharded",
     "ShardedParameters",
     "TooLarge",
 }

@@ -95,11 +95,6 @@ def test_an_unknown_value_is_refused(given):
         codetta.compile(nn.Linear(4, 4), **given)
 
 
-def test_what_is_not_there_yet_says_so():
-    with pytest.raises(errors.NotBuilt, match="pack"):
-        codetta.compile(nn.Linear(4, 4), pack=True)
-
-
 def test_three_lengths_are_two_compilations():
     model = capture_models.make("llama")
     compiled = codetta.compile(model, fullgraph=True)

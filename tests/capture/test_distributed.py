@@ -52,13 +52,15 @@ def _compare(found):
         assert error < 1e-5, f"{name}: {error}"
 
 
-def _ddp(rank, port):
+def _ddp(rank, port, pack):
     _join(rank, port, 2)
     model = capture_models.make("llama")
-    compiled = codetta.compile(nn.parallel.DistributedDataParallel(model))
+    compiled = codetta.compile(nn.parallel.DistributedDataParallel(model), pack=pack)
     compiled(**_part(rank)).loss.backward()
     _compare({n: p.grad for n, p in model.named_parameters()})
     assert sum(len(r.calls) for r in compiled.codetta_compiler.rewritten) >= 3
+    packs = [p for r in compiled.codetta_compiler.rewritten for p in r.packs]
+    assert len(packs) == (4 if pack else 0) and not any(p.reason for p in packs)
     distributed.destroy_process_group()
 
 
@@ -83,8 +85,9 @@ def _fsdp(rank, port):
 
 
 @pytest.mark.slow
-def test_ddp_has_the_gradients_of_the_whole_batch():
-    spawn(_ddp, (_port(),), nprocs=2)
+@pytest.mark.parametrize("pack", [False, True])
+def test_ddp_has_the_gradients_of_the_whole_batch(pack):
+    spawn(_ddp, (_port(), pack), nprocs=2)
 
 
 @pytest.mark.slow

@@ -240,3 +240,45 @@ def test_a_browser_shows_it_in_both_colour_schemes(tmp_path):
     dark, light = (p[2, 2].mean() for p in pictures)  # the corner is background
     assert dark < 0.2 < 0.8 < light
     assert all(p.std() > 0.05 for p in pictures)  # and there is something on it
+
+
+# ------------------------------------------------------------------------------------ pack=True
+ROTATED = (
+    "not packed: q_proj.weight, k_proj.weight, v_proj.weight: its rows are permuted within heads "
+    "for the rotation, which no view of weights can be"
+)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_packed_weights_are_named_counted_and_left_where_they_are(device):
+    model = capture_models.make("llama").to(device)
+    batch = {k: v.to(device) if isinstance(v, torch.Tensor) else v
+             for k, v in capture_models.batch("llama").items()}  # fmt: skip
+    before = [(p.data_ptr(), p.stride()) for p in model.parameters()]
+    found = codetta.explain(codetta.compile(model, pack=True), **batch)
+    assert [(p.data_ptr(), p.stride()) for p in model.parameters()] == before
+    plain = codetta.explain(codetta.compile(model), **batch)
+    notes = [n for n in found.notes if n not in plain.notes]
+    gated = "packed: gate_proj.weight, up_proj.weight (rows in turn)"
+    assert notes == [f"2 times {ROTATED}", f"2 times {gated}"]
+    assert all(n.replace("\n", " ") in " ".join(str(found).split()) for n in notes)
+    # One copy of gate and up a layer, in the backward: read, and written.
+    saved = plain.total("after").bytes - found.total("after").bytes
+    assert saved == 2 * 2 * (2 * 40 * 32 * 4)
+    assert plain.total("after").kernels - found.total("after").kernels == 2
+    assert plain.total("after", FORWARD) == found.total("after", FORWARD)
+
+
+def test_a_model_that_was_packed_here_is_explained_as_on_a_gpu():
+    model, batch = capture_models.make("llama"), capture_models.batch("llama")
+    compiled = codetta.compile(model, pack=True)
+    first = codetta.explain(compiled, **batch)
+    compiled(**batch)
+    assert codetta.explain(compiled, **batch).to_dict() == first.to_dict()
+
+
+def test_where_there_is_nothing_to_pack_it_says_so():
+    for name in ("gpt2", "phi3"):
+        compiled = codetta.compile(capture_models.make(name), pack=True)
+        found = codetta.explain(compiled, **capture_models.batch(name))
+        assert "nothing to do, no two weights are read side by side" in found.notes[-1]

@@ -104,3 +104,11 @@ def test_what_cannot_be_loaded_is_a_named_error(tmp_path, config):
     with pytest.raises(UnknownGpu, match="h200"):
         explain_model(str(config), tokens=8, batch=1, dtype=torch.float32, layers=2).on("z80")
     assert run(config, "--dtype", "int4").exit_code == 2
+
+
+def test_packed_weights_are_counted_as_packed(config):
+    plain, packed = (run(config, "--tokens", 32, *more, "--json") for more in ((), ("--pack",)))
+    plain, packed = (json.loads(done.stdout) for done in (plain, packed))
+    assert any("packed: gate_proj.weight" in n for n in packed["notes"])
+    moved = [x["totals"]["after"]["backward"]["memory"]["bytes"] for x in (plain, packed)]
+    assert moved[0] - moved[1] == 6 * 2 * (2 * 96 * 64 * 2)  # six layers, read and written, bf16

@@ -41,7 +41,15 @@ def summed(p: PlanBuilder):
     return rowsum(p.weight("w", 10, 24) * p.row("gamma", 24))
 
 
-def prepared(form, dtype=torch.bfloat16, strided=False):
+#: Weights as they come, with contiguous columns, or as every other row of a larger storage.
+LAYOUTS = {
+    "rows": lambda x: x,
+    "columns": lambda x: x.t().contiguous().t(),
+    "every other row": lambda x: torch.stack((x, torch.full_like(x, torch.nan)), 1)[:, 0],
+}
+
+
+def prepared(form, dtype=torch.bfloat16, layout="rows"):
     """The Plan, its weights, and what they are prepared to by evaluation in fp32."""
     p = PlanBuilder(form.__name__)
     p.output("w_prepared", form(p))
@@ -51,8 +59,7 @@ def prepared(form, dtype=torch.bfloat16, strided=False):
     for i in plan.inputs:
         rows, cols = int(i.type.rows) if i.type.has_rows else 1, int(i.type.cols)
         x = torch.randn(rows, cols, generator=g).to(dtype).to(DEVICE)
-        x = x.t().contiguous().t() if strided else x
-        weights.append(x if i.type.has_rows else x[0])
+        weights.append(LAYOUTS[layout](x) if i.type.has_rows else x[0])
     names = [i.name for i in plan.inputs]
     (expected,) = evaluate(
         plan, compute=torch.float32, **dict(zip(names, weights, strict=True))
@@ -60,10 +67,10 @@ def prepared(form, dtype=torch.bfloat16, strided=False):
     return plan, weights, expected
 
 
-@pytest.mark.parametrize("strided", [False, True])
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("form", [stacked, interleaved, permuted, sliced, folded])
-def test_one_kernel_packs_and_folds(form, strided):
-    plan, weights, expected = prepared(form, strided=strided)
+def test_one_kernel_packs_and_folds(form, layout):
+    plan, weights, expected = prepared(form, layout=layout)
     assert _packing(plan.text) is not None
     got = prepare_weights(plan, weights)
     assert got.dtype is torch.bfloat16

@@ -13,6 +13,8 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 from codetta.capture.checkpoint import rewrite_bodies, run_checkpointed
+from codetta.capture.pack import Packer
+from codetta.capture.packed import Packed
 from codetta.capture.rewrite import Rewritten, rewrite
 from codetta.capture.withheld import withholding
 from codetta.errors import ShardedParameters
@@ -29,12 +31,14 @@ class Compiler:
         rewritten: what was done to each graph, in the order in which they came; its length is the
             number of compilations.
         logits: 'keep', or 'none': those of which a graph computes a loss are not returned.
+        packer: lays out weights that are read side by side; None leaves them where they are.
     """
 
     rest: str = "auto"
     options: Mapping[str, Any] = field(default_factory=dict)
     rewritten: list[Rewritten] = field(default_factory=list)
     logits: str = "keep"
+    packer: Packer | None = field(default=None, repr=False)
 
     def __call__(self, module: fx.GraphModule, inputs: list[Any], **ignored: Any) -> Any:
         refuse_sharded(inputs)
@@ -46,9 +50,23 @@ class Compiler:
             report.left += body.left
             report.attention += body.attention
             report.heads += body.heads
+        report.packs = self.packs(module, inputs)
         self.rewritten.append(report)
         made = self.finish(module, inputs)
         return withholding(made, report.dropped) if report.dropped else made
+
+    def packs(self, module: fx.GraphModule, inputs: list[Any]) -> list[Packed]:
+        """Lay out weights that the rewritten graph reads side by side; what became of them."""
+        if self.packer is None:
+            return []
+        found, moved = self.packer.pack(module, inputs)
+        if moved:
+            # Dynamo has traced with other strides and offsets: it must trace this frame again. This
+            # is the one restart that it lets a backend ask for.
+            from torch._dynamo.exc import TensorifyScalarRestartAnalysis
+
+            raise TensorifyScalarRestartAnalysis(restart_reason="codetta packed weights")
+        return found
 
     def finish(self, module: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         """Compile the rest."""

@@ -34,7 +34,7 @@ def rewrite_bodies(
         inputs: values of its placeholders.
         parameters: which of them are parameters or buffers.
     """
-    bodies = _bodies(module)
+    bodies = checkpointed_in(module)
     if not bodies:
         return []
     placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
@@ -85,7 +85,7 @@ def run_checkpointed(module: fx.GraphModule) -> None:
     The operator stands for tracing: run as it is, it does not restore the random state.
     """
     changed = False
-    for node, body in _bodies(module):
+    for node, body in checkpointed_in(module):
         run_checkpointed(body)
         node.target = checkpointed
         changed = True
@@ -103,7 +103,8 @@ def checkpointed(body: fx.GraphModule, *arguments: Any, **options: Any) -> Any:
     return checkpoint(function, *arguments, use_reentrant=False, **kept)
 
 
-def _bodies(module: fx.GraphModule) -> list[tuple[fx.Node, fx.GraphModule]]:
+def checkpointed_in(module: fx.GraphModule) -> list[tuple[fx.Node, fx.GraphModule]]:
+    """The checkpointed functions that a graph calls: the calling node, and the function's graph."""
     found = []
     for node in module.graph.nodes:
         if node.op == "call_function" and getattr(node.target, "__name__", "") == _NAME:

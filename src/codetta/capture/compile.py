@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from codetta.capture.backend import Compiler, refuse_sharded
-from codetta.errors import NotBuilt, UnknownOption
+from codetta.capture.pack import Packer
+from codetta.errors import UnknownOption
 
 _BACKENDS = ("auto", "inductor", "aot_eager", "eager")
 
@@ -34,7 +35,8 @@ def compile(
 
     Compilations: one per graph that torch.compile would compile: one for a whole training step's
     forward, one more for evaluation under no_grad, at most one more when a size first changes.
-    The backward is made with the forward.
+    The backward is made with the forward. ``pack=True`` traces a graph once more in which it has
+    moved weights, and compiles it once.
 
     Args:
         model: a module or a function. None: returns a decorator.
@@ -44,8 +46,11 @@ def compile(
             logits, they are never stored, with either. Where it returns them, too, 'keep' stores
             them as the model does; 'none' computes the loss without them, and what is returned in
             their place raises LogitsNotKept on use. Without labels logits are returned as usual.
-        pack: True is not built yet. Weights that share an input are laid side by side in each
-            forward.
+        pack: True lays weights that one GEMM reads side by side (gate and up; q, k and v) side by
+            side in memory, once, when the graph is first compiled, so that they are not packed
+            anew in each backward. It changes where parameters of ``model`` lie, and their strides
+            where rows alternate; not the Parameter objects, their values or gradients. What was
+            packed, and what not and why, is in ``rewritten[i].packs``.
         mode: as in torch.compile; its options for Inductor are combined with ``options``.
         options: for Inductor; they win over those of ``mode``.
         torch_compile_options: ``fullgraph``, ``dynamic``, ``disable``: passed on.
@@ -56,8 +61,9 @@ def compile(
 
     Raises:
         UnknownOption: for another value of ``backend`` or ``logits``.
-        NotBuilt: for ``pack=True``.
         ShardedParameters: the model has DTensor parameters.
+        PackNeedsModule: ``pack=True`` for what is neither a module nor a method of one.
+        PackSharded: ``pack=True`` for a model with sharded parameters.
     """
     if model is None:
         return lambda later: compile(
@@ -66,13 +72,10 @@ def compile(
         )  # fmt: skip
     _check("backend", backend, _BACKENDS)
     _check("logits", logits, ("keep", "none"))
-    if pack:
-        raise NotBuilt(
-            what="pack=True", fix="pack=False, which lays the weights side by side in each forward"
-        )
+    packer = Packer(model) if pack else None
     if isinstance(model, nn.Module):
         refuse_sharded(list(model.parameters()))
-    compiler = Compiler(backend, inductor_options(mode, options), logits=logits)
+    compiler = Compiler(backend, inductor_options(mode, options), logits=logits, packer=packer)
     compiled: Any = torch.compile(model, backend=compiler, **torch_compile_options)
     # A plain attribute: an OptimizedModule would hand it on to the model, which must not change.
     object.__setattr__(compiled, "codetta_compiler", compiler)

@@ -28,6 +28,7 @@ from codetta.capture.grouped import shared_heads
 from codetta.capture.headcall import HeadCall, fuse_heads
 from codetta.capture.lens import Lens
 from codetta.capture.observe import Call, Observed, observe, tensors_in
+from codetta.capture.packed import Packed
 from codetta.capture.regions import Regions, read
 from codetta.capture.splice import sections, sort, splice
 
@@ -53,6 +54,7 @@ class Rewritten:
         attention: notes on attention's mask: where it became ``is_causal``, where not, and why.
         heads: calls that are a head and its loss.
         dropped: which of the graph's results, logits, it no longer returns.
+        packs: weights that it reads side by side: packed, or why not; with ``pack=True``.
     """
 
     calls: list[RegionCall] = field(default_factory=list)
@@ -61,6 +63,7 @@ class Rewritten:
     attention: list[str] = field(default_factory=list)
     heads: list[HeadCall] = field(default_factory=list)
     dropped: list[int] = field(default_factory=list)
+    packs: list[Packed] = field(default_factory=list)
 
 
 def rewrite(

@@ -34,6 +34,9 @@ def explain_command(
     logits: Annotated[
         str, typer.Option(help="keep, or none: the loss is computed without storing logits.")
     ] = "keep",
+    pack: Annotated[
+        bool, typer.Option("--pack", help="Count weights that lie side by side as packed.")
+    ] = False,
     details: Annotated[bool, typer.Option("--details", help="Every kernel, as formulas.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write one HTML page here.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -47,7 +50,7 @@ def explain_command(
     with console.status(f"tracing {model}"):
         found = explain_model(
             model, tokens=tokens, batch=batch, dtype=_DTYPES[dtype], layers=layers or None,
-            logits=logits,
+            logits=logits, pack=pack,
         ).on(gpu)  # fmt: skip
     if html is not None:
         found.to_html(html)

@@ -28,10 +28,25 @@ class UnknownOption(CodettaError, ValueError):
     right = "codetta.compile(torch.nn.Linear(4, 4), backend='auto')"
 
 
-class NotBuilt(CodettaError, NotImplementedError):
-    template = "codetta.compile cannot do {what} yet. What works is {fix}."
-    wrong = "codetta.compile(torch.nn.Linear(4, 4), pack=True)"
-    right = "codetta.compile(torch.nn.Linear(4, 4), pack=False)"
+class PackNeedsModule(CodettaError, TypeError):
+    template = (
+        "codetta.compile(..., pack=True) was given {given}: it changes where the parameters of a "
+        "module lie, and needs the module. Compile the module or a method of it (model, "
+        "model.forward), or leave pack=True out."
+    )
+    wrong = "codetta.compile(lambda x: x, pack=True)"
+    right = "codetta.compile(torch.nn.Linear(4, 4).forward, pack=True)"
+
+
+class PackSharded(CodettaError, TypeError):
+    template = (
+        "codetta.compile(..., pack=True) cannot lay out sharded parameters ({what}): whoever "
+        "shards them decides where they lie. Nothing was changed. Plain parameters can be packed, "
+        "also under DistributedDataParallel. Leave pack=True out; with FSDP2 compile each block "
+        "before it is sharded: block.forward = codetta.compile(block.forward)."
+    )
+    wrong = ""
+    right = ""
 
 
 class LogitsNotKept(CodettaError, AttributeError, RuntimeError):

@@ -56,11 +56,12 @@ def explain_model(
     dtype: torch.dtype,
     layers: int | None,
     logits: str = "keep",
+    pack: bool = False,
 ) -> Explanation:
     """Explain the training step of a named model on ``batch`` rows of ``tokens`` tokens.
 
-    ``layers``: how many are traced; the rest is counted like them. None traces all. ``logits``: as
-    in :func:`codetta.compile`.
+    ``layers``: how many are traced; the rest is counted like them. None traces all. ``logits``
+    and ``pack``: as in :func:`codetta.compile`.
 
     Raises:
         UnknownModel: it is none of the shorthands and transformers cannot load its config.
@@ -70,8 +71,8 @@ def explain_model(
     has = int(text.num_hidden_layers)
     size = (batch, tokens)
     if layers is None or layers + 1 >= has:
-        return replace(_explained(config, has, size, dtype, logits), model=name)
-    less, more = (_explained(config, n, size, dtype, logits) for n in (layers, layers + 1))
+        return replace(_explained(config, has, size, dtype, logits, pack), model=name)
+    less, more = (_explained(config, n, size, dtype, logits, pack) for n in (layers, layers + 1))
     return replace(extrapolated(less, more, layers, has), model=name)
 
 
@@ -120,9 +121,14 @@ def on_meta(config: Any, layers: int, dtype: torch.dtype) -> nn.Module:
 
 
 def _explained(
-    config: Any, layers: int, size: tuple[int, int], dtype: torch.dtype, logits: str = "keep"
+    config: Any,
+    layers: int,
+    size: tuple[int, int],
+    dtype: torch.dtype,
+    logits: str = "keep",
+    pack: bool = False,
 ) -> Explanation:
-    model = compile(on_meta(config, layers, dtype), logits=logits)
+    model = compile(on_meta(config, layers, dtype), logits=logits, pack=pack)
     ids = torch.zeros(size, dtype=torch.long, device="meta")
     cache = {"use_cache": False} if getattr(config, "use_cache", None) is not None else {}
     return replace(explain(model, input_ids=ids, labels=ids, **cache), layers=layers)

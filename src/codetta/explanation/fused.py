@@ -15,21 +15,23 @@ from codetta.explanation.facts import BACKWARD, FORWARD, GEMM, MEMORY, KernelFac
 from codetta.language.types import Kind
 from codetta.nn.block import HALVES, Compiled, compiled
 from codetta.plan import Plan
-from codetta.plan.cost import cost_table
-from codetta.plan.grouping import VIEW
+from codetta.plan.cost import cost_table, launched
 from codetta.plan.kernels import Kernel
 from codetta.plan.listing import Listing
 from codetta.plan.schedule import Schedule
+from codetta.plan.sides import Sides
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a region is run on: M, operand dtype, rows of its rotary tables, wanted gradients."""
+    """What a region is run on: M, operand dtype, rows of its rotary tables, wanted gradients, and
+    weights that lie side by side in memory already."""
 
     tokens: int
     dtype: torch.dtype
     positions: int
     wanted: tuple[str, ...]
+    packed: tuple[Sides, ...] = ()
 
 
 def sizes_of(call: RegionCall, arguments: Sequence[Any], results: Sequence[Tensor]) -> Sizes:
@@ -70,7 +72,7 @@ def key_of(call: RegionCall, sizes: Sizes) -> str:
     """Equal for regions that are the same but for the names of their inputs."""
     wanted = sorted(call.shared_names[n] for n in sizes.wanted)
     columns = [m.columns for m in call.made]
-    size = f"{sizes.tokens} {sizes.dtype} {sizes.positions} {wanted} {columns}"
+    size = f"{sizes.tokens} {sizes.dtype} {sizes.positions} {wanted} {columns} {sizes.packed}"
     return f"{call.shared_plan(HALVES).text}\n{size}"
 
 
@@ -83,8 +85,11 @@ def _compiled(call: RegionCall, sizes: Sizes) -> tuple[Plan, Compiled]:
 
 
 def _facts(schedule: Schedule, sizes: Sizes, phase: str, names: _Names) -> list[KernelFact]:
-    rows = cost_table(schedule, tokens=sizes.tokens, dtype=sizes.dtype, positions=sizes.positions)
-    kernels = [k for k in schedule.kernels if k.kind != VIEW]
+    rows = cost_table(
+        schedule, tokens=sizes.tokens, dtype=sizes.dtype, positions=sizes.positions,
+        packed=sizes.packed,
+    )  # fmt: skip
+    kernels = launched(schedule, sizes.packed)
     listing = Listing(schedule.plan)
     found = []
     for k, row in zip(kernels, rows, strict=True):

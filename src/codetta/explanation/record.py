@@ -20,6 +20,8 @@ from codetta.capture.assemble import module_path
 from codetta.capture.backend import Compiler
 from codetta.capture.call import RegionCall
 from codetta.capture.headcall import HeadCall
+from codetta.capture.packed import Packed
+from codetta.capture.packed import notes as packing_notes
 from codetta.capture.rewrite import Rewritten
 from codetta.explanation.eager import Measured, is_attention, measure
 from codetta.explanation.facts import BACKWARD, Explanation, KernelFact, LeftFact, RegionFact
@@ -40,8 +42,8 @@ def explain(model: nn.Module | Callable[..., Any], *args: Any, **kwargs: Any) ->
     runs; otherwise the backward is counted from the outputs. Under ``torch.no_grad()`` only the
     forward is.
 
-    A model that ``codetta.compile`` returned is explained as it was compiled, ``logits="none"``
-    included.
+    A model that ``codetta.compile`` returned is explained as it was compiled, ``logits="none"`` and
+    ``pack=True`` included.
 
     Bytes: each kernel reads its tensors once and writes its results once. Kernels of PyTorch are
     counted one operation at a time, as eager execution runs them; what is left to torch.compile
@@ -50,7 +52,8 @@ def explain(model: nn.Module | Callable[..., Any], *args: Any, **kwargs: Any) ->
     Returns an :class:`Explanation`: ``print`` it, ``.to_html(path)``, ``.to_dict()``.
     """
     compiler = getattr(model, "codetta_compiler", None)
-    caught = _Catcher(logits=compiler.logits if compiler is not None else "keep")
+    chosen = {"logits": compiler.logits, "packer": compiler.packer} if compiler is not None else {}
+    caught = _Catcher(**chosen)
     model = _original(model)
     compiled = torch.compile(model, backend=caught, dynamic=False)
     try:
@@ -61,7 +64,7 @@ def explain(model: nn.Module | Callable[..., Any], *args: Any, **kwargs: Any) ->
         if code is not None:
             torch._dynamo.eval_frame.remove_from_cache(target)
     name = type(model).__name__ if isinstance(model, nn.Module) else model.__name__
-    return _assembled(name, caught.graphs)
+    return _assembled(name, caught.graphs, caught.packer is not None)
 
 
 def _original(model: Callable[..., Any]) -> Callable[..., Any]:
@@ -97,6 +100,11 @@ class _Catcher(Compiler):
         )  # fmt: skip
         return module.forward
 
+    def packs(self, module: fx.GraphModule, inputs: list[Any]) -> list[Packed]:
+        """What would be packed on a GPU; nothing is."""
+        found = self.packer.find(module, inputs, fused=True) if self.packer is not None else []
+        return [packed for packed, _ in found]
+
     def finish(self, module: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         forward: Callable[..., Any] = module.forward
         return forward
@@ -113,12 +121,13 @@ def _copied(module: fx.GraphModule) -> fx.GraphModule:
 
 
 # -------------------------------------------------------------------------------- assembling
-def _assembled(name: str, graphs: list[_Graph]) -> Explanation:
+def _assembled(name: str, graphs: list[_Graph], pack: bool) -> Explanation:
     regions: dict[str, RegionFact] = {}
     left: dict[str, LeftFact] = {}
     first: Sizes | None = None
     training = False
     notes: list[str] = []
+    packs: list[Packed] = []
     for graph in graphs:
         made = _Assembler(graph)
         for region, sizes in made.regions(regions):
@@ -132,6 +141,7 @@ def _assembled(name: str, graphs: list[_Graph]) -> Explanation:
             had = left.get(fact.key)
             left[fact.key] = replace(had, count=had.count + 1) if had else fact
         notes += [n for n in made.notes() if n not in notes]
+        packs += graph.rewritten.packs
         training |= any(k.phase == BACKWARD for ks in graph.before.kernels.values() for k in ks)
     labelled = tuple(replace(r, label=label(r)) for r in regions.values())
     return Explanation(
@@ -142,7 +152,7 @@ def _assembled(name: str, graphs: list[_Graph]) -> Explanation:
         left=tuple(left.values()),
         training=training,
         graphs=len(graphs),
-        notes=tuple(notes),
+        notes=(*notes, *(packing_notes(packs) if pack else ())),
     )
 
 
@@ -181,6 +191,9 @@ class _Assembler:
                 continue
             measured = self.graph.measured
             sizes = sizes_of(call, measured.arguments[node.name], measured.values[node.name])
+            packs = self.graph.rewritten.packs
+            lying = (p.sides for p in packs if p.call == call.__name__ and not p.reason)
+            sizes = replace(sizes, packed=tuple(s for s in lying if s is not None))
             key = key_of(call, sizes)
             had = known.get(key)
             after = had.after if had else kernels_of(call, sizes)

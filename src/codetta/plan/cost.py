@@ -7,7 +7,7 @@ operand dtype, vectors made by finalizers and partials in the accumulator's.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -20,6 +20,7 @@ from codetta.language.types import Kind
 from codetta.plan.grouping import FINALIZE, GEMM, MOVE, OPAQUE_KIND, VIEW
 from codetta.plan.kernels import Kernel
 from codetta.plan.schedule import Schedule
+from codetta.plan.sides import Sides, packed_sides
 from codetta.plan.sizes import Sizes, rows_of
 
 
@@ -59,16 +60,27 @@ def cost_table(
     vector_dtype: torch.dtype | None = None,
     positions: int | None = None,
     tiling: Tiling | None = None,
+    packed: Collection[Sides] = (),
 ) -> list[Cost]:
     """Costs of every kernel at M = ``tokens`` in ``dtype``.
 
     ``positions`` is the number of rows of the rotary tables (default: as many as tokens), and
     ``tiling`` that of the backend that runs the schedule, which decides the number of partials
-    (:func:`codetta.backends.select.tiling_for`; default: the reference's).
+    (:func:`codetta.backends.select.tiling_for`; default: the reference's). ``packed`` are inputs
+    that lie side by side in memory already: packing them costs nothing.
     """
     plan, kernels = schedule.plan, schedule.kernels
     counter = _Counter(plan, kernels, tokens, dtype, vector_dtype, positions, tiling)
-    return [counter.row(k) for k in kernels if k.kind != VIEW]
+    return [counter.row(k) for k in launched(schedule, packed)]
+
+
+def launched(schedule: Schedule, packed: Collection[Sides] = ()) -> list[Kernel]:
+    """The kernels that run: no views, and no packing of inputs that lie so already."""
+    return [
+        k
+        for k in schedule.kernels
+        if k.kind != VIEW and not (packed and packed_sides(schedule, k) in packed)
+    ]
 
 
 def totals(rows: Iterable[Cost]) -> dict[str, dict[str, int]]:

@@ -17,6 +17,7 @@ from codetta.plan.grouping import FINALIZE, GEMM, POINTWISE, PREPARE
 from codetta.plan.kernels import Kernel
 from codetta.plan.launch import OPERATORS
 from codetta.plan.operations import OPERATIONS
+from codetta.plan.sides import in_order, packed_sides
 from codetta.plan.slots import Slots
 
 #: From a result as backends return it to the two dimensions in which kernels read it.
@@ -108,14 +109,20 @@ class _Tiles:
 
 
 class _Prepare:
+    """Weights made ready; those that lie side by side already are read where they lie."""
+
     def __init__(self, slots: Slots, kernel: Kernel) -> None:
         assert kernel.plan is not None
         self.plan, self.dead = kernel.plan, slots.dead[id(kernel)]
         self.reads = tuple(slots.at[r][0] for r in kernel.reads)
         (self.write,) = slots.at[kernel.root]
+        self.sides = packed_sides(slots.schedule, kernel)
+        self.order = () if self.sides is None else in_order(self.sides, kernel.plan)
 
     def run(self, values: list[Any], run: Run) -> None:
-        values[self.write] = run.backend.prepare(self.plan, [values[i] for i in self.reads])
+        weights = [values[i] for i in self.reads]
+        there = None if self.sides is None else self.sides.whole([weights[k] for k in self.order])
+        values[self.write] = run.backend.prepare(self.plan, weights) if there is None else there
 
 
 class _Torch:
