@@ -61,7 +61,7 @@ def measure(shape: Shape, tokens: int, rounds: int, budget: Budget) -> dict[str,
     for count, call in enumerate(calls):
         each = Budget(max(budget.left(), 0.0) / (len(calls) - count))
         if call.op == "codetta::gemm":
-            result["gemms"].append(gemm_record(call, shape, tokens, rounds, each))
+            result["gemms"].append(gemm_record(call, shape, rounds, each))
         else:
             result["memory"].append(memory_record(call, rounds, each))
         free()
@@ -87,9 +87,7 @@ def recorded(layer: Layer) -> list[Call]:
 
 
 # -------------------------------------------------------------------------------------- GEMMs
-def gemm_record(
-    call: Call, shape: Shape, tokens: int, rounds: int, budget: Budget
-) -> dict[str, Any]:
+def gemm_record(call: Call, shape: Shape, rounds: int, budget: Budget) -> dict[str, Any]:
     a, b = call.tensors[:2]
     (m, k), n = a.shape, b.shape[1]
     rivals: dict[str, Callable[..., Any]] = {"cublas": torch.matmul}
@@ -108,17 +106,17 @@ def gemm_record(
         runs[name] = batch(product, [a, b], m * n * a.element_size(), notes, name)
     times = per_call(runs, rounds, budget)
     return {
-        "role": role(shape, tokens, call.phase, m, n, k), "program": call.name, "mnk": [m, n, k],
+        "role": role(shape, call.phase, m, n, k, major(a)), "program": call.name, "mnk": [m, n, k],
         "majors": [major(a), major(b)], "times_ms": times, "notes": notes,
     }  # fmt: skip
 
 
-def role(s: Shape, tokens: int, phase: str, m: int, n: int, k: int) -> str:
-    """What a product is in the layer, from its sizes."""
+def role(s: Shape, phase: str, m: int, n: int, k: int, major_a: str) -> str:
+    """What a product is in the layer, from its sizes; a wgrad reads its activations transposed."""
     kinds = {s.qkv: "q k v", 2 * s.f: "gate and up", s.f: "down", s.d: "output"}
     if phase == "forward":
         return f"{'down' if k == s.f else kinds.get(n, '?')} projection"
-    if m == tokens:
+    if major_a == "row":
         return f"{'down' if n == s.f else kinds.get(k, '?')} dgrad"
     return f"{'down' if n == s.f else kinds.get(m, '?')} wgrad"
 

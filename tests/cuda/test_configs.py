@@ -26,7 +26,8 @@ from codetta.backends.cuda.configs import (
 from codetta.backends.cuda.launch import explain
 from codetta.backends.cuda.lowering import lower
 from codetta.language import Program
-from codetta.loss.epilogues import scaled_rows
+from codetta.loss.epilogues import derivative, scaled_rows, shifted
+from codetta.loss.options import Logits
 from codetta.tuning.space import configurations
 
 CATALOG = {n: e.program for n, e in programs.catalog().items() if e.program.has_acc}
@@ -172,6 +173,8 @@ def test_the_shipped_file_is_what_the_program_expects():
     data = json.loads(shipped.FILE.read_text())
     assert data["format"] == 1 and data["provenance"]["gpu"]
     known = {family(lowered(n)) for n in FUSED} | {"pair rotary1 store1"}
+    of_loss = (shifted(Logits()), derivative(Logits(), flat=False, bias_gradient=False))
+    known |= {family(lower(p, "bf16")) for p in of_loss}
     known |= {f"fp8 {name}" for name in known}
     for entry in data["entries"]:
         assert Configuration.of(entry["config"], "") is not None
@@ -229,14 +232,14 @@ def test_the_last_wave_of_a_few_tiles_decides():
     """176 tiles of 128x192 take two waves of 132 processors, 128 of 256x128 one."""
     low = lower(SCALED, "bf16")
     assert safe_default(low).tile == (128, 192)
-    assert choose(low, 2048, 2048, 1 << 17, "nn").tile == (256, 128)
-    assert choose(low, 16384, 3072, 1 << 17, "nn").tile == (128, 192)
+    assert safe_default(low, size=(2048, 2048)).tile == (256, 128)
+    assert safe_default(low, size=(16384, 3072)).tile == (128, 192)
 
 
 def test_a_few_tokens_more_are_no_other_kernel():
     low = lower(SCALED, "bf16")
     for m in (2048, 4096, 16384):
-        around = {choose(low, x, 2048, 1 << 17, "nn") for x in range(m - m // 8, m + m // 8, 37)}
+        around = {safe_default(low, size=(x, 2048)) for x in range(m - m // 8, m + m // 8, 37)}
         assert len(around) == 1
 
 

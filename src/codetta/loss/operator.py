@@ -20,6 +20,7 @@ from codetta.loss.plan import LossPlan, Problem, choose
 from codetta.loss.shifted import applies
 from codetta.loss.vocabulary import WHOLE, Vocabulary
 from codetta.ops import compute_dtype
+from codetta.ops.inductor import register_fake
 from codetta.plan.operator import is_traced
 
 _LIBRARY = torch.library.Library("codetta", "FRAGMENT")
@@ -187,7 +188,7 @@ def _kernel(
     return [r for r in results if r is not None]
 
 
-@torch.library.register_fake("codetta::linear_cross_entropy_forward", lib=_LIBRARY)
+@register_fake("linear_cross_entropy_forward", _LIBRARY)
 def _forward_fake(
     x: Tensor,
     weight: Tensor,
@@ -210,7 +211,7 @@ def _forward_fake(
     return made
 
 
-@torch.library.register_fake("codetta::linear_cross_entropy_backward", lib=_LIBRARY)
+@register_fake("linear_cross_entropy_backward", _LIBRARY)
 def _backward_fake(
     x: Tensor,
     weight: Tensor,

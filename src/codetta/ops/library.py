@@ -18,6 +18,7 @@ from torch import Tensor
 
 from codetta.backends.layout import compute_dtype, fake_results, parsed
 from codetta.backends.select import backend_for
+from codetta.ops.inductor import register_fake
 
 _LIBRARY = torch.library.Library("codetta", "DEF")
 _TAGS = (torch.Tag.pt2_compliant_tag,)
@@ -78,7 +79,7 @@ for _name, _kernel in {
 
 
 # ------------------------------------------------------------------------------ fake kernels
-@torch.library.register_fake("codetta::gemm", lib=_LIBRARY)
+@register_fake("gemm", _LIBRARY)
 def _gemm_fake(
     program: str, a: Tensor, b: Tensor, operands: Sequence[Tensor], tile: Sequence[int], raw: bool
 ) -> list[Tensor]:
@@ -87,7 +88,7 @@ def _gemm_fake(
     return fake_results(parsed(program), a, m, n, a.dtype, compute, tile, raw)
 
 
-@torch.library.register_fake("codetta::pointwise", lib=_LIBRARY)
+@register_fake("pointwise", _LIBRARY)
 def _pointwise_fake(
     program: str,
     operands: Sequence[Tensor],
@@ -101,7 +102,7 @@ def _pointwise_fake(
     return fake_results(parsed(program), operands[0], m, n, operand_dtype, compute_dtype, tile, raw)
 
 
-@torch.library.register_fake("codetta::gemm_accumulate_", lib=_LIBRARY)
+@register_fake("gemm_accumulate_", _LIBRARY)
 def _gemm_accumulate_fake(target: Tensor, a: Tensor, b: Tensor) -> None:
     return None
 

@@ -24,6 +24,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from codetta.language.meaning import Context
 from codetta.language.types import Kind
 from codetta.language.values import Node, attrs_of
+from codetta.ops.inductor import register_fake
 from codetta.plan.executable import Executable, storage_dtype
 from codetta.plan.kernels import vector_dtype
 from codetta.plan.operations import OPERATIONS
@@ -130,7 +131,7 @@ def run_plan(plan: str, inputs: list[Tensor]) -> list[Tensor]:
 _LIBRARY.impl("plan", run_plan, "CompositeExplicitAutograd")
 
 
-@torch.library.register_fake("codetta::plan", lib=_LIBRARY)
+@register_fake("plan", _LIBRARY)
 def _fake(plan: str, inputs: list[Tensor]) -> list[Tensor]:
     part = _parsed(plan)
     given = _grouped(part, inputs)

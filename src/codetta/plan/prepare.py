@@ -17,6 +17,7 @@ from torch import Tensor
 from codetta.backends.select import backend_for
 from codetta.language.meaning import NAMED_DTYPES
 from codetta.language.types import Kind
+from codetta.ops.inductor import register_fake
 from codetta.plan.evaluate import evaluate
 from codetta.plan.plan import Plan
 
@@ -74,7 +75,7 @@ def _prepare(plan: str, weights: Sequence[Tensor]) -> Tensor:
 _LIBRARY.impl("prepare", _prepare, "CompositeExplicitAutograd")
 
 
-@torch.library.register_fake("codetta::prepare", lib=_LIBRARY)
+@register_fake("prepare", _LIBRARY)
 def _prepare_fake(plan: str, weights: Sequence[Tensor]) -> Tensor:
     part = _parsed(plan)
     out = part.nodes[part.outputs[0].node].type
