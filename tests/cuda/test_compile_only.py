@@ -27,6 +27,7 @@ on_blackwell = pytest.mark.xdist_group("compile for sm_100a")
 
 HOPPER = library("90")
 BLACKWELL = library("100")
+_FEW = {"stores": 16, "loads": 16}
 #: What a kernel may have at most: "stores" (STL, spilled registers) and "loads" (LDL, their
 #: reloads); and at least: "stages" of the A/B pipeline where they are fewer than three.
 #: quack-kernels 0.6.5, nvidia-cutlass-dsl 4.7.0.
@@ -34,6 +35,17 @@ EXPECTED_HOPPER: dict[str, dict[str, int]] = {
     # At the limit of the registers, and the compiler does not repeat itself: 0, 1, 7 or 8 spills
     # of the same source, with a fixed seed of Python's hashes, too.
     "statistics, all": {"stores": 16, "loads": 16},
+    # The fastest by sustained measurement (benchmarks/results/*/sustained_*.json), 1 to 9 % ahead
+    # of the first configuration that spills nothing and has three stages.
+    "middle forward nt 16384x8192x28672": _FEW,
+    "middle forward nt 16384x4096x4096": _FEW,
+    "shifted": _FEW,
+    "middle backward nn 16384x8192x57344": {"stages": 2},
+    "entry backward nn 16384x4096x6144": {"stages": 2},
+    # Not measured. 128x128 ping-pong spills a few where 256x128 cooperative spills none, and hides
+    # the epilogue instead.
+    "statistics, scaled": _FEW,
+    "layernorm_statistics, ragged n": _FEW,
 }
 EXPECTED_BLACKWELL = {"layernorm_gelu_backward": {"stores": 44, "loads": 41}}
 
@@ -99,7 +111,8 @@ RAGGED = [("row_scale_lse_target", "n"), ("layernorm_statistics", "n"), ("rms_li
 @pytest.mark.parametrize("name, axis", RAGGED)
 def test_masking_the_edges_spills_nothing(hopper, name, axis):
     made = hopper.compile(job(name, dtype="float16", **{axis: {"m": 1000, "n": 1528}[axis]}))
-    assert fault(made, "sm_90a") is None, made
+    expected = EXPECTED_HOPPER.get(f"{name}, ragged {axis}", {})
+    assert fault(made, "sm_90a", **expected) is None, made
 
 
 @on_hopper

@@ -226,13 +226,16 @@ def family(lowered: Lowered) -> str:
     """
     form = {ELEMENT: "element", PAIR: "pair", PACKED: "packed"}[lowered.mode]
     rotary = sum(x.port == "rotary" for x in lowered.loads)
+    sums = sum(s.over == "n" and s.fold == "add" for s in lowered.sinks)
+    folds = sum(s.over == "n" and s.fold != "add" for s in lowered.sinks)
+    tight = rotary or (sums and folds)  # a row vector decides what spills there
     counts = {
         "load": lowered.tiles - rotary,
         "rotary": rotary,
-        "row": rotary and sum(x.port == "row" for x in lowered.loads),  # decides what spills there
+        "row": tight and sum(x.port == "row" for x in lowered.loads),
         "store": (lowered.d is not None) + len(lowered.aux),
-        "sum_n": sum(s.over == "n" and s.fold == "add" for s in lowered.sinks),
-        "fold_n": sum(s.over == "n" and s.fold != "add" for s in lowered.sinks),
+        "sum_n": sums,
+        "fold_n": folds,
         "sum_m": sum(s.over == "m" for s in lowered.sinks),
         "onehot": sum(x.port == "onehot" for x in lowered.loads),
     }
