@@ -1,10 +1,11 @@
 """The library operators as Inductor calls them: as they are.
 
 An operator that Inductor has no lowering for gets one when a graph with it is compiled, which calls
-the operator. Before torch 2.13 it also formats, for a log message that nobody has asked for, all
+the operator. That of torch 2.11 also formats, for a log message that nobody has asked for, all
 that the operator reads, with what that was computed from, and so on. A residual stream is read
 twice in each layer, so the text doubles from layer to layer: a loss behind 16 layers took longer
-than anybody waits. The lowering is the same when it is made beforehand, without the message.
+than anybody waits. (That of 2.13 formats when asked.) The lowering is the same when it is made
+beforehand, without the message.
 """
 
 from __future__ import annotations
