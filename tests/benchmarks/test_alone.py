@@ -86,7 +86,8 @@ def test_who_has_ended_is_forgotten(start, tmp_path):
 def test_a_script_runs_as_by_itself(tmp_path):
     script = tmp_path / "mine.py"
     script.write_text(
-        "import sys, measure\nprint(sys.argv[1:], __name__, hasattr(measure.interleaved, '__wrapped__'))\n"
+        "import sys\nfrom measure import interleaved\n"
+        "print(sys.argv[1:], __name__, hasattr(interleaved, '__wrapped__'))\n"
     )
     done = subprocess.run(
         [sys.executable, str(BENCHMARKS / "alone.py"), str(script), "--out", "x"],
