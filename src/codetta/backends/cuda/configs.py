@@ -243,7 +243,8 @@ def family(lowered: Lowered) -> str:
     return f"fp8 {found}" if lowered.operand == "fp8" else found
 
 
-#: Tried in this order by safe_default: what measured best over all families first.
+#: Tried in this order by safe_default where nothing else decides: what measured best over the
+#: families of a layer first.
 _SAFE = (
     Configuration(128, 192, True), Configuration(256, 128, False), Configuration(192, 128, True),
     Configuration(128, 128, True), Configuration(128, 160, True), Configuration(128, 224, False),
@@ -276,7 +277,7 @@ def safe_default(
     tile: tuple[int, int] | None = None,
     size: tuple[int, int] | None = None,
 ) -> Configuration | None:
-    """A legal configuration without spills, at least three A/B stages if one has them.
+    """A legal configuration with few spills or none, three A/B stages or more if one has them.
 
     ``size``: M and N. With few tiles the last wave of them decides: 2048 x 2048 takes two waves of
     128x192 tiles and one of 256x128. M counts as its power of two, so that a few tokens more do
@@ -295,7 +296,7 @@ def safe_default(
 
 
 def _for_heavy(lowered: Lowered, legal: Sequence[Configuration]) -> list[Configuration]:
-    """Those of ``legal`` without spills for an epilogue that loads, reduces or computes much.
+    """Those of ``legal`` in which an epilogue that loads or reduces spills little or nothing.
 
     First comes 128x128 ping-pong. Of 47 heavy kernels that were measured in both tiles it took 0.97
     of the time of 256x128 cooperative (0.83 to 1.10), of 12 with rotations or loaded pairs 0.53 to
