@@ -56,6 +56,9 @@ from torch import Tensor
 PARTS = ("step", "decoder")
 #: Seconds a part may need: it is not begun with less left.
 NEEDED = 240
+#: Relative difference to eager beyond which a contender is not timed: what it leaves out (a
+#: gradient of zeros is 1 away) would be counted as speed.
+WRONG = 0.3
 TESTS = ("tiny", "tiny-qwen3")
 COMPILED = ("torch.compile, causal", "CODA")
 CACHES = ("QUACK_CACHE_DIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CODETTA_CACHE_DIR")
@@ -147,6 +150,10 @@ def measure(
             }
             del found, out
             step.clear()
+            off = result["relative_difference_to_eager"][name]
+            if max(off.values()) > WRONG:
+                shown = ", ".join(f"{k} {x:.2f}" for k, x in off.items())
+                raise RuntimeError(f"wrong: relative difference to eager {shown}")
             result["peak_bytes"][name] = peak(run, step.clear)
             runs[name] = (run, steps)
         except Exception as error:

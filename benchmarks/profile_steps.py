@@ -45,14 +45,32 @@ def llama_step(case: str, name: str) -> Callable[[], Any]:
 STEPS = {"loss": loss_step, "llama": llama_step}
 
 
-def kernels(events: Iterable[Any], device: Any) -> list[tuple[str, int, float]]:
-    """(name, launches, milliseconds) of what ran on ``device``, largest first."""
+def on_device(events: Iterable[Any], device: Any) -> list[Any]:
+    """What ran on ``device``, without the labels that the profiler repeats there."""
+    return [e for e in events if e.device_type == device and not e.is_user_annotation]
+
+
+def kernels(events: Iterable[Any]) -> list[tuple[str, int, float]]:
+    """(name, launches, milliseconds), largest first."""
     found: dict[str, tuple[int, float]] = defaultdict(lambda: (0, 0.0))
     for event in events:
-        if event.device_type == device:
-            count, ms = found[event.name]
-            found[event.name] = count + 1, ms + event.device_time / 1e3
+        count, ms = found[event.name]
+        found[event.name] = count + 1, ms + event.device_time / 1e3
     return sorted(((n, c, ms) for n, (c, ms) in found.items()), key=lambda row: -row[2])
+
+
+def idle(events: Iterable[Any]) -> tuple[float, float, list[tuple[str, float]]]:
+    """(span of all, milliseconds in it when nothing ran, the longest of these by what followed)."""
+    ordered = sorted(events, key=lambda e: e.time_range.start)
+    if not ordered:
+        return 0.0, 0.0, []
+    end = ordered[0].time_range.start
+    gaps = []
+    for event in ordered:
+        gaps.append((event.name, max(0.0, event.time_range.start - end) / 1e3))
+        end = max(end, event.time_range.end)
+    span = (end - ordered[0].time_range.start) / 1e3
+    return span, sum(ms for _, ms in gaps), sorted(gaps, key=lambda row: -row[1])
 
 
 def report(name: str, run: Callable[[], Any], rows: int) -> str:
@@ -67,10 +85,14 @@ def report(name: str, run: Callable[[], Any], rows: int) -> str:
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as made:
         run()
         synchronize()
-    found = kernels(made.events(), torch.autograd.DeviceType.CUDA)
+    events = on_device(made.events(), torch.autograd.DeviceType.CUDA)
+    found = kernels(events)
     total = sum(ms for _, _, ms in found)
+    span, waited, gaps = idle(events)
     head = f"== {name}: {wall * 1e3:.2f} ms, host {host * 1e3:.2f} ms, kernels {total:.2f} ms"
     lines = [f"   {ms:9.3f} ms {count:4d} x {kernel[:170]}" for kernel, count, ms in found[:rows]]
+    lines.append(f"   idle {waited:.2f} of {span:.2f} ms, {len(events)} launches; longest before:")
+    lines += [f"   {ms:9.3f} ms {kernel[:170]}" for kernel, ms in gaps[: rows // 8]]
     return "\n".join([head, *lines])
 
 

@@ -46,6 +46,22 @@ def test_wrong_contender_is_seen_in_the_difference_to_eager():
     assert min(found["relative_difference_to_eager"]["spoiled"].values()) > 5e-4
 
 
+def test_contender_without_gradients_is_not_timed():
+    def idle(model):
+        made = CONTENDERS["eager"](model)
+        return llama.Contender(lambda ids: made.loss(ids) + 0 * made.loss(ids), made.hidden)
+
+    def without(model):
+        made = CONTENDERS["eager"](model)
+        loss = lambda ids: made.loss(ids).detach() + 0 * made.loss(ids)  # noqa: E731
+        return llama.Contender(loss, made.hidden)
+
+    contenders = {**CONTENDERS, "idle": idle, "without": without}
+    found = llama.measure(TINY, "step", ["without", "idle"], 1, 1, Budget(60), contenders)
+    assert "wrong: relative difference to eager first norm 1.00" in found["failed"]["without"]
+    assert set(found["times_ms"]) == {"idle"}
+
+
 def test_contender_without_logits_has_the_loss_and_gradients_of_eager():
     found = llama.measure(TINY, "step", ["CODA, no logits"], 1, 1, Budget(60))
     assert found["failed"] == {}

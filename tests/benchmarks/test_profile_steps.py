@@ -10,13 +10,29 @@ import pytest
 GPU, CPU = "gpu", "cpu"
 
 
-def event(name, us, device=GPU):
-    return SimpleNamespace(name=name, device_type=device, device_time=us)
+def event(name, us, device=GPU, start=0, label=False):
+    return SimpleNamespace(
+        name=name, device_type=device, device_time=us, is_user_annotation=label,
+        time_range=SimpleNamespace(start=start, end=start + us),
+    )  # fmt: skip
 
 
 def test_kernels_are_summed_by_name_and_ordered_by_time():
     events = [event("a", 1000), event("b", 5000), event("a", 2000), event("c", 9000, CPU)]
-    assert profile_steps.kernels(events, GPU) == [("b", 1, 5.0), ("a", 2, 3.0)]
+    events.append(event("codetta::schedule", 8000, label=True))
+    found = profile_steps.kernels(profile_steps.on_device(events, GPU))
+    assert found == [("b", 1, 5.0), ("a", 2, 3.0)]
+
+
+def test_idle_is_what_no_kernel_covers():
+    events = [
+        event("c", 1000, start=9000), event("a", 2000, start=1000),
+        event("long", 5000, start=2000), event("beside it", 100, start=3000),
+    ]  # fmt: skip
+    span, waited, gaps = profile_steps.idle(events)
+    assert (span, waited) == (9.0, 2.0)
+    assert gaps[0] == ("c", 2.0) and all(ms == 0 for _, ms in gaps[1:])
+    assert profile_steps.idle([]) == (0.0, 0.0, [])
 
 
 @pytest.mark.parametrize("what, size", [("loss", "tiny"), ("llama", "tiny")])

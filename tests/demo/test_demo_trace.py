@@ -44,6 +44,14 @@ def test_views_and_allocations_are_no_kernels() -> None:
     assert [row.name for row in trace.kernels] == ["sum"]
 
 
+def test_changing_what_a_tensor_is_a_view_of_moves_nothing() -> None:
+    x = torch.zeros(4, 8)
+    with KernelTrace() as trace:
+        y = x.neg().detach_()
+        y.t_().unsqueeze_(0).squeeze_(0).transpose_(0, 1).as_strided_([32], [1]).set_(x)
+    assert [row.name for row in trace.kernels] == ["neg"]
+
+
 def test_what_memory_holds_once_is_counted_once() -> None:
     x, row = torch.zeros(4, 8), torch.zeros(1, 8)
     with KernelTrace() as trace:

@@ -55,6 +55,11 @@ _ENTER, _EXIT = "profiler::_record_function_enter_new", "profiler::_record_funct
 _GEMMS = frozenset(("mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "gemm"))
 _ATTENTIONS = ("scaled_dot_product", "_flash_attention", "_efficient_attention")
 _ALLOCATIONS = ("empty", "new_empty", "_efficientzerotensor")
+#: They change what a tensor is a view of, or its shape, not what is in memory.
+_METADATA = frozenset((
+    "detach_", "set_", "t_", "transpose_", "squeeze_", "unsqueeze_", "as_strided_", "swapaxes_",
+    "swapdims_", "rename_",
+))  # fmt: skip
 _OVERWRITES = frozenset(("copy_", "fill_", "zero_"))  # write their first argument, never read it
 # One operation, two kernels: fill the larger output, then copy the input into a part of it.
 _FILL_THEN_COPY = frozenset(("slice_backward", "select_backward", "constant_pad_nd"))
@@ -214,7 +219,7 @@ def _bytes_moved(func: Any, args: Any, kwargs: Any, result: Any) -> list[tuple[s
     mutates = func._schema.is_mutable
     inputs = _distinct(tree_leaves((args, kwargs)))
     outputs = _distinct(tree_leaves(result))
-    if name.startswith(_ALLOCATIONS):
+    if name in _METADATA or name.startswith(_ALLOCATIONS):
         return []
     if mutates:
         written = _distinct(_mutated(func, args, kwargs))
