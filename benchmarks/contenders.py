@@ -90,7 +90,10 @@ def liger(layer: Layer) -> Contender:
     return _plain(layer, lambda: plain_layer(layer, norm, LigerSiLUMulFunction.apply, rotary))
 
 
-def coda(layer: Layer) -> Contender:
+def coda(
+    layer: Layer, weights: dict[str, Tensor] | None = None, recompute: bool = True
+) -> Contender:
+    """``weights``: others than the layer's own, by its names."""
     from codetta.nn.block import ADJACENT, MIDDLE, Spec, segment
     from codetta.nn.function import apply_plan
 
@@ -98,23 +101,41 @@ def coda(layer: Layer) -> Contender:
     spec = Spec(MIDDLE, s.d, s.f, s.heads, s.kv_heads, s.head_dim, s.head_dim, EPS, EPS)
     plan = segment(spec, ADJACENT)
     if layer.x.is_cuda and SERIAL not in os.environ:
-        compile_together(plan, spec, len(layer.x), layer.x.dtype)
+        compile_together(plan, spec, len(layer.x), layer.x.dtype, recompute)
     table = torch.cat((layer.angles.cos(), layer.angles.sin()), dim=1)
     rope = (table, torch.arange(len(layer.x), device=layer.x.device))
-    given: dict[str, Any] = {**layer.weights, "x": layer.x, "o": layer.o, "rope": rope}
+    weights = layer.weights if weights is None else weights
+    leaves = {**weights, "o": layer.o, "x": layer.x}
+    given: dict[str, Any] = {**leaves, "rope": rope}
 
     def forward() -> tuple[Tensor, Tensor]:
-        out = apply_plan(plan, {i.name: given[i.name] for i in plan.inputs})
+        inputs = {i.name: given[i.name] for i in plan.inputs}
+        out = apply_plan(plan, inputs, recompute=recompute)
         return out["x_out"], out["qkv"]
 
-    return Contender(forward, layer.leaves, _adjacent(layer))
+    return Contender(forward, leaves, _adjacent(layer))
 
 
-def compile_together(plan: Any, spec: Any, tokens: int, dtype: torch.dtype) -> None:
+def coda_packed(layer: Layer, recompute: bool = True) -> Contender:
+    """With gate and up in one storage, their rows in turns, as ``codetta.compile(pack=True)`` has
+    them. q, k and v stay apart, as there: the rotation permutes rows of q and k."""
+    whole = torch.stack((layer.weights["wg"].detach(), layer.weights["wu"].detach()), dim=1)
+    apart = {n: whole[:, i].requires_grad_() for i, n in enumerate(("wg", "wu"))}
+    return coda(layer, {**layer.weights, **apart}, recompute)
+
+
+def coda_kept(layer: Layer) -> Contender:
+    """Packed, and with SwiGLU's output kept for the backward (``recompute=False``)."""
+    return coda_packed(layer, recompute=False)
+
+
+def compile_together(
+    plan: Any, spec: Any, tokens: int, dtype: torch.dtype, recompute: bool
+) -> None:
     """Compile CODA's GEMM kernels in worker processes; what fails there the first step tries."""
     from codetta.tuning.precompile import compile_calls, plan_calls
 
-    calls = plan_calls(plan, spec, tokens, dtype)
+    calls = plan_calls(plan, spec, tokens, dtype, recompute=recompute)
     print(f"  coda: {compile_calls(calls, torch.cuda.current_device())}", flush=True)
 
 
@@ -159,6 +180,8 @@ CONTENDERS: dict[str, Callable[[Layer], Contender]] = {
     "paper form": paper,
     "paper form, x·γ kept": paper_kept,
     "coda": coda,
+    "coda, packed": coda_packed,
+    "coda, packed, y kept": coda_kept,
 }
 #: Contenders that run only where they are named.
 ASKED_FOR = frozenset({"torch.compile max-autotune"})

@@ -164,7 +164,7 @@ def liger_compiled(model: Any) -> Contender:
     return _of(twin, _compiler, use_cache=False)
 
 
-def coda(model: Any, logits: str = "keep") -> Contender:
+def coda(model: Any, logits: str = "keep", memory: int | None = None) -> Contender:
     from unittest import mock
 
     from codetta.capture import backend
@@ -189,7 +189,7 @@ def coda(model: Any, logits: str = "keep") -> Contender:
     def compiler(m: Any) -> Any:
         import codetta
 
-        return codetta.compile(m, dynamic=False, logits=logits)
+        return codetta.compile(m, dynamic=False, logits=logits, loss_memory_limit=memory)
 
     made = _of(sharing(model), compiler, use_cache=False)
     return Contender(observed(made.loss), observed(made.hidden), rewriting)
@@ -197,6 +197,10 @@ def coda(model: Any, logits: str = "keep") -> Contender:
 
 def coda_without_logits(model: Any) -> Contender:
     return coda(model, logits="none")
+
+
+def coda_with_4_gib(model: Any) -> Contender:
+    return coda(model, logits="none", memory=4 << 30)
 
 
 CONTENDERS: dict[str, Callable[[Any], Contender]] = {
@@ -208,9 +212,10 @@ CONTENDERS: dict[str, Callable[[Any], Contender]] = {
     "Liger + torch.compile, causal": liger_compiled,
     "CODA": coda,
     "CODA, no logits": coda_without_logits,
+    "CODA, no logits, 4 GiB": coda_with_4_gib,
 }
 #: The same as another where there is no head.
-STEP_ONLY = ("CODA, no logits",)
+STEP_ONLY = ("CODA, no logits", "CODA, no logits, 4 GiB")
 
 
 # ------------------------------------------------------------------------------ modifications

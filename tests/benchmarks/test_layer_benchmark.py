@@ -19,6 +19,8 @@ def tiny():
 
 MADE = {
     "coda": contenders.coda,
+    "coda, packed": contenders.coda_packed,
+    "coda, packed, y kept": contenders.coda_kept,
     "paper form": partial(contenders.paper, kernels=KERNELS),
     "paper form, x·γ kept": partial(contenders.paper, kernels=KERNELS, keep=True),
 }
@@ -30,6 +32,27 @@ def test_contender_has_the_outputs_and_gradients_of_eager(tiny, name):
     found = layer.gradients(MADE[name](tiny))
     assert {n for n in expected if relative(found[n], expected[n]) > 2e-5} == set()
     assert {n for n in expected if not expected[n].abs().max() > 0} == set()
+
+
+def test_packed_weights_are_read_in_place_and_their_gradients_need_no_copy(tiny, monkeypatch):
+    from codetta.plan.sides import Sides
+
+    views = []
+    real = Sides.whole
+
+    def whole(self, weights):
+        views.append(real(self, weights))
+        return views[-1]
+
+    monkeypatch.setattr(Sides, "whole", whole)
+    for contender, in_place in ((contenders.coda(tiny), False), (contenders.coda_packed(tiny), True)):
+        views.clear()
+        contender.clear()
+        contender.both()
+        assert any(v is not None for v in views) == in_place
+        wg = contender.leaves["wg"]
+        assert wg.grad.stride() == wg.stride()
+        assert (wg.stride(0) == 2 * TINY.d) == in_place
 
 
 def test_wrong_kernel_is_seen_in_the_difference_to_eager(tiny):

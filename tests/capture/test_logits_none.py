@@ -62,6 +62,41 @@ def train(model, twin, compiled, name="llama", **batch):
     return output
 
 
+# -------------------------------------------------------------------------- how much memory
+@pytest.mark.parametrize("limit", [None, 1, 1 << 40])
+def test_the_loss_is_given_the_limit_and_gradients_are_the_same(limit, monkeypatch):
+    given = []
+    real = codetta.linear_cross_entropy
+
+    def observed(*args, **options):
+        given.append(options.get("memory_limit"))
+        return real(*args, **options)
+
+    model, twin = pair()
+    compiled = codetta.compile(twin, logits="none", loss_memory_limit=limit)
+    monkeypatch.setattr(codetta, "linear_cross_entropy", observed)
+    train(model, twin, compiled)
+    assert set(given) == {limit}
+    check(model, twin)
+
+
+def test_explain_counts_the_schedule_that_the_limit_allows():
+    _, twin = pair()
+    ids = torch.zeros(4, 512, dtype=torch.long)  # more tokens than the smallest chunk
+    found = {}
+    for limit in (1, 1 << 40):
+        compiled = codetta.compile(twin, logits="none", loss_memory_limit=limit)
+        found[limit] = codetta.explain(compiled, input_ids=ids, labels=ids).to_dict()
+        torch._dynamo.reset()
+    assert found[1] != found[1 << 40]
+
+
+@pytest.mark.parametrize("limit", [0, -1, 2.0, "1 GiB"])
+def test_a_limit_that_is_no_number_of_bytes_is_refused(limit):
+    with pytest.raises(errors.UnknownOption, match=r"loss_memory_limit=.*positive number"):
+        codetta.compile(torch.nn.Linear(4, 4), loss_memory_limit=limit)
+
+
 # ------------------------------------------------------------------------ what is returned
 def test_the_output_has_a_loss_and_says_why_it_has_no_logits():
     model, twin = pair()

@@ -189,6 +189,8 @@ def test_two_unequal_micro_batches_equal_one_batch():
         ({"z_loss": torch.ones((), requires_grad=True)}, codetta.errors.BadAttribute),
         ({"num_items_in_batch": torch.tensor([3, 4])}, codetta.errors.BadRank),
         ({"chunk": 0}, codetta.errors.BadAttribute),
+        ({"memory_limit": 0}, codetta.errors.BadAttribute),
+        ({"memory_limit": 1e9}, codetta.errors.BadAttribute),
         ({"schedule": "fast"}, codetta.errors.BadAttribute),
         ({"schedule": "forward", "reduction": "none"}, codetta.errors.LossArguments),
         ({"bias": torch.zeros(5, dtype=torch.float64)}, codetta.errors.BadRank),

@@ -86,9 +86,9 @@ def trainable(plan: Plan) -> list[str]:
 def fused(
     plan: Plan, *, wrt: Sequence[str] | None = None,
     forward: Sequence[Rule] = FORWARD, backward: Sequence[Rule] = BACKWARD,
-    cotangents: Sequence[str] | None = None,
+    cotangents: Sequence[str] | None = None, recompute: bool = True,
 ) -> Split:  # fmt: skip
     """Forward and backward of ``plan`` after the algebra."""
     plan = applied(plan, forward)
     joint = differentiate(plan, trainable(plan) if wrt is None else wrt, cotangents)
-    return split(applied(joint, backward))
+    return split(applied(joint, backward), recompute)

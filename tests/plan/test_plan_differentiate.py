@@ -12,7 +12,7 @@ from plan_strategies import TOKENS, examples, plans
 
 from codetta.language import columns, rowsum, rsqrt
 from codetta.language.types import Kind
-from codetta.plan import Plan, PlanBuilder, Split, differentiate, evaluate, split
+from codetta.plan import Plan, PlanBuilder, Split, differentiate, evaluate, schedule, split
 from codetta.plan.rules import r3_frozen_weight
 
 
@@ -120,6 +120,21 @@ def test_a_layer_saves_both_streams_both_norms_the_gate_and_qkv(bias: bool) -> N
     assert [n for n in found if not n.startswith("saved_")] == ["x2", "qkv"]
 
 
+def test_without_recomputation_the_output_of_the_gate_is_saved_too() -> None:
+    """12 columns more, and the kernel that makes dz stores dz alone."""
+    found = saved_values(fused(decoder_layer(), recompute=False))
+    assert list(found.values()) == [
+        "8 columns", "column", "24 columns", "12 columns", "8 columns", "column", "32 columns",
+    ]  # fmt: skip
+    stores = {}
+    for recompute in (True, False):
+        kernels = schedule(fused(decoder_layer(), recompute=recompute).backward).kernels
+        programs = [k.program for k in kernels if k.program is not None]
+        (dz,) = (p for p in programs if "width=2" in p.text)
+        stores[recompute] = dz.text.count("store ")
+    assert stores == {True: 2, False: 1}
+
+
 def test_a_backward_without_one_cotangent_saves_less() -> None:
     """Without d_qkv neither q, k, v nor the second norm matter."""
     parts = fused(decoder_layer(), cotangents=["x2"])
@@ -134,10 +149,12 @@ def test_nothing_wanted_saves_nothing() -> None:
 
 
 @examples(30)
-@given(plan=plans(), m=TOKENS)
-def test_the_halves_of_a_split_compute_what_the_joint_plan_does(plan: Plan, m: int) -> None:
+@given(plan=plans(), m=TOKENS, recompute=st.booleans())
+def test_the_halves_of_a_split_compute_what_the_joint_plan_does(
+    plan: Plan, m: int, recompute: bool
+) -> None:
     joint = applied(differentiate(applied(plan, FORWARD), trainable(plan)), BACKWARD)
-    parts = split(joint)
+    parts = split(joint, recompute)
     assert reads_only_what_is_handed_over(plan, parts)
     inputs = random_inputs(plan, m)
     forward = evaluate(parts.forward, **inputs)

@@ -32,6 +32,8 @@ class Compiler:
             number of compilations.
         logits: 'keep', or 'none': those of which a graph computes a loss are not returned.
         packer: lays out weights that are read side by side; None leaves them where they are.
+        recompute: activations are computed again in the backward.
+        loss_memory_limit: bytes that a head with its loss may take; None: 1 GiB.
     """
 
     rest: str = "auto"
@@ -39,6 +41,8 @@ class Compiler:
     rewritten: list[Rewritten] = field(default_factory=list)
     logits: str = "keep"
     packer: Packer | None = field(default=None, repr=False)
+    recompute: bool = True
+    loss_memory_limit: int | None = None
 
     def __call__(self, module: fx.GraphModule, inputs: list[Any], **ignored: Any) -> Any:
         refuse_sharded(inputs)
@@ -50,6 +54,10 @@ class Compiler:
             report.left += body.left
             report.attention += body.attention
             report.heads += body.heads
+        for call in report.calls:
+            call.recompute = self.recompute
+        for head in report.heads:
+            head.memory_limit = self.loss_memory_limit
         report.packs = self.packs(module, inputs)
         self.rewritten.append(report)
         made = self.finish(module, inputs)

@@ -56,7 +56,10 @@ class RegionCall:
         like: an argument with all token axes, and which they are.
         mask: columns where the row is_qk is 1, and all columns.
         modules: paths of the modules whose weights it multiplies with.
+        recompute: activations are computed again in the backward.
     """
+
+    recompute: bool = True
 
     def __init__(
         self,
@@ -114,7 +117,8 @@ class RegionCall:
             named[IS_ROTATED] = torch.cat((x.new_ones(on), x.new_zeros(columns - on)))
         plan = self.shared_plan(self.layout(backend_for(x).name == "cuda"))
         with no_autocast(x.device.type):
-            found = apply_plan(plan, {i.name: named[i.name] for i in plan.inputs}, BACKWARD)
+            inputs = {i.name: named[i.name] for i in plan.inputs}
+            found = apply_plan(plan, inputs, BACKWARD, self.recompute)
         cut = _cut(self.made, found)
         return tuple(_output(m, cut[m.output, m.columns], arguments) for m in self.made)
 

@@ -21,6 +21,8 @@ def compile(
     backend: str = "auto",
     logits: str = "keep",
     pack: bool = False,
+    recompute: bool = True,
+    loss_memory_limit: int | None = None,
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
     **torch_compile_options: Any,
@@ -51,6 +53,14 @@ def compile(
             anew in each backward. It changes where parameters of ``model`` lie, and their strides
             where rows alternate; not the Parameter objects, their values or gradients. What was
             packed, and what not and why, is in ``rewritten[i].packs``.
+        recompute: True computes activations (SwiGLU's output) again in the backward, where an
+            epilogue loads what they are made of. False keeps those that a product of the forward
+            reads, in the memory that the forward wrote them to: faster by what storing them a
+            second time costs, for their size in memory per layer.
+        loss_memory_limit: bytes that a loss without stored logits may take beside its inputs and
+            gradients, None for 1 GiB; as ``memory_limit`` of :func:`codetta.linear_cross_entropy`.
+            With more, fewer logits are computed twice: from 2 V D bytes and what a chunk takes on,
+            none (docs/loss.md).
         mode: as in torch.compile; its options for Inductor are combined with ``options``.
         options: for Inductor; they win over those of ``mode``.
         torch_compile_options: ``fullgraph``, ``dynamic``, ``disable``: passed on.
@@ -60,7 +70,8 @@ def compile(
         ``rewritten`` says what was done to each graph.
 
     Raises:
-        UnknownOption: for another value of ``backend`` or ``logits``.
+        UnknownOption: for another value of ``backend`` or ``logits``, or a limit that is no
+            positive number of bytes.
         ShardedParameters: the model has DTensor parameters.
         PackNeedsModule: ``pack=True`` for what is neither a module nor a method of one.
         PackSharded: ``pack=True`` for a model with sharded parameters.
@@ -68,14 +79,24 @@ def compile(
     if model is None:
         return lambda later: compile(
             later, backend=backend, logits=logits, pack=pack, mode=mode, options=options,
-            **torch_compile_options,
+            recompute=recompute, loss_memory_limit=loss_memory_limit, **torch_compile_options,
         )  # fmt: skip
     _check("backend", backend, _BACKENDS)
     _check("logits", logits, ("keep", "none"))
+    if loss_memory_limit is not None and not (
+        isinstance(loss_memory_limit, int) and loss_memory_limit > 0
+    ):
+        raise UnknownOption(
+            option="loss_memory_limit", given=loss_memory_limit,
+            allowed="a positive number of bytes, None for 1 GiB",
+        )  # fmt: skip
     packer = Packer(model) if pack else None
     if isinstance(model, nn.Module):
         refuse_sharded(list(model.parameters()))
-    compiler = Compiler(backend, inductor_options(mode, options), logits=logits, packer=packer)
+    compiler = Compiler(
+        backend, inductor_options(mode, options), logits=logits, packer=packer,
+        recompute=recompute, loss_memory_limit=loss_memory_limit,
+    )  # fmt: skip
     compiled: Any = torch.compile(model, backend=compiler, **torch_compile_options)
     # A plain attribute: an OptimizedModule would hand it on to the model, which must not change.
     object.__setattr__(compiled, "codetta_compiler", compiler)

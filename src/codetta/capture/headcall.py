@@ -23,7 +23,10 @@ class HeadCall:
         arguments: nodes it reads: hidden states, weight, targets, and a bias if there is one.
         name: of the node whose product with the weight it takes over.
         modules: path of the module whose weight that is.
+        memory_limit: bytes that it may take beside inputs and gradients; None: 1 GiB.
     """
+
+    memory_limit: int | None = None
 
     def __init__(self, head: Head, dtype: torch.dtype) -> None:
         assert head.loss is not None
@@ -48,6 +51,8 @@ class HeadCall:
         found: dict[str, Any] = {"ignore_index": self.loss.ignore_index}
         found |= {"reduction": self.loss.reduction}
         found |= {"logit_scale": scale} if scale != 1 else {}
+        if self.memory_limit is not None:
+            found["memory_limit"] = self.memory_limit
         return found | ({"softcap": cap} if cap is not None else {})
 
     def __call__(

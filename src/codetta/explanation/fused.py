@@ -81,7 +81,8 @@ def _compiled(call: RegionCall, sizes: Sizes) -> tuple[Plan, Compiled]:
     wanted = {call.shared_names[n] for n in sizes.wanted}
     plan = call.shared_plan(call.layout(fused=True))
     names = tuple(i.name for i in plan.inputs if i.name in wanted)
-    return plan, compiled(plan, names, tuple(o.name for o in plan.outputs))
+    outputs = tuple(o.name for o in plan.outputs)
+    return plan, compiled(plan, names, outputs, recompute=call.recompute)
 
 
 def _facts(schedule: Schedule, sizes: Sizes, phase: str, names: _Names) -> list[KernelFact]:

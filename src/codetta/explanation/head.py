@@ -9,7 +9,7 @@ from typing import Any
 from codetta.capture.headcall import HeadCall
 from codetta.explanation.facts import BACKWARD, FORWARD, GEMM, MEMORY, KernelFact
 from codetta.loss.options import Logits, Options
-from codetta.loss.plan import LossPlan, Problem, choose
+from codetta.loss.plan import MEMORY_LIMIT, LossPlan, Problem, choose
 from codetta.loss.shifted import applies
 
 #: Said of it in the summary.
@@ -26,7 +26,7 @@ class HeadSizes:
     @property
     def key(self) -> str:
         """Equal for calls that cost the same."""
-        return f"head {self.problem}"
+        return f"head {self.problem} {self.plan}"
 
 
 def head_sizes(call: HeadCall, arguments: Sequence[Any], training: bool) -> HeadSizes:
@@ -41,7 +41,8 @@ def head_sizes(call: HeadCall, arguments: Sequence[Any], training: bool) -> Head
     problem = Problem(
         int(target.numel()), int(d), int(v), dtype, scalar, dx, dw, db, shifted=shifted
     )
-    return HeadSizes(problem, choose(problem))
+    limit = call.memory_limit or MEMORY_LIMIT
+    return HeadSizes(problem, choose(problem, limit=limit))
 
 
 def head_kernels(sizes: HeadSizes) -> tuple[KernelFact, ...]:

@@ -42,8 +42,8 @@ def explain(model: nn.Module | Callable[..., Any], *args: Any, **kwargs: Any) ->
     runs; otherwise the backward is counted from the outputs. Under ``torch.no_grad()`` only the
     forward is.
 
-    A model that ``codetta.compile`` returned is explained as it was compiled, ``logits="none"`` and
-    ``pack=True`` included.
+    A model that ``codetta.compile`` returned is explained as it was compiled, with its ``logits``,
+    ``pack``, ``recompute`` and ``loss_memory_limit``.
 
     Bytes: each kernel reads its tensors once and writes its results once. Kernels of PyTorch are
     counted one operation at a time, as eager execution runs them; what is left to torch.compile
@@ -52,7 +52,11 @@ def explain(model: nn.Module | Callable[..., Any], *args: Any, **kwargs: Any) ->
     Returns an :class:`Explanation`: ``print`` it, ``.to_html(path)``, ``.to_dict()``.
     """
     compiler = getattr(model, "codetta_compiler", None)
-    chosen = {"logits": compiler.logits, "packer": compiler.packer} if compiler is not None else {}
+    chosen = {
+        name: getattr(compiler, name)
+        for name in ("logits", "packer", "recompute", "loss_memory_limit")
+        if compiler is not None
+    }
     caught = _Catcher(**chosen)
     model = _original(model)
     compiled = torch.compile(model, backend=caught, dynamic=False)

@@ -42,9 +42,13 @@ def check(
     shift: bool,
     chunk: Any,
     schedule: Any,
+    limit: Any,
 ) -> None:
     """Raise a named error unless the arguments fit together; no value of a tensor is read."""
     _numbers(reduction, smoothing, softcap, chunk, schedule)
+    if limit is not None and not (isinstance(limit, int) and limit > 0):
+        fix = "use a positive number of bytes, or None for 1 GiB"
+        raise BadAttribute(op=_OP, attribute="memory_limit", given=limit, fix=fix)
     _constants(softcap=softcap, label_smoothing=smoothing, logit_scale=scale, z_loss=z_loss)
     _together(reduction, num_items, schedule)
     named = {"x": x, "weight": weight, "target": target}

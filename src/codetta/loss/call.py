@@ -101,6 +101,7 @@ def linear_cross_entropy(
     check(
         x, weight, target, bias, token_weight, row_scale, column_scale, reduction,
         num_items_in_batch, label_smoothing, softcap, logit_scale, z_loss, shift, chunk, schedule,
+        memory_limit,
     )  # fmt: skip
     shape = target.shape
     target = target.long()

@@ -206,12 +206,19 @@ class Compiled:
 
 @lru_cache(maxsize=256)
 def compiled(
-    plan: Plan, wrt: tuple[str, ...], cotangents: tuple[str, ...], rules: Rules = BACKWARD
+    plan: Plan,
+    wrt: tuple[str, ...],
+    cotangents: tuple[str, ...],
+    rules: Rules = BACKWARD,
+    recompute: bool = True,
 ) -> Compiled:
-    """Schedules of an optimized Plan; with an empty ``wrt`` the forward alone, saving nothing."""
+    """Schedules of an optimized Plan; with an empty ``wrt`` the forward alone, saving nothing.
+
+    ``recompute``: what the forward saves, see :func:`codetta.plan.split`.
+    """
     if not wrt or not cotangents:
         return Compiled(schedule(narrowed(plan)), None, ())
-    parts: Split = split(joint(plan, wrt, cotangents, rules))
+    parts: Split = split(joint(plan, wrt, cotangents, rules), recompute)
     backward = schedule(parts.backward, parts.private)
     return Compiled(schedule(parts.forward), backward, parts.saved)
 

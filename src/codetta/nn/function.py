@@ -26,13 +26,17 @@ from codetta.plan.executable import storage_dtype
 from codetta.plan.operator import Traced, is_traced
 
 
-def apply_plan(plan: Plan, inputs: Mapping[str, Any], rules: Rules = BACKWARD) -> dict[str, Tensor]:
+def apply_plan(
+    plan: Plan, inputs: Mapping[str, Any], rules: Rules = BACKWARD, recompute: bool = True
+) -> dict[str, Tensor]:
     """Outputs of an optimized Plan by name, differentiable with respect to its tensor inputs.
 
     Args:
         plan: inputs and outputs as in :func:`codetta.plan.run`.
         inputs: tensors by name; a Rotary input is (table, positions), without gradient.
         rules: the algebra of forward and backward together.
+        recompute: False keeps for the backward all that products of the forward read, see
+            :func:`codetta.plan.split`.
     """
     names = _names(plan)
     tensors = [inputs[n] for n in names.tensors]
@@ -40,7 +44,7 @@ def apply_plan(plan: Plan, inputs: Mapping[str, Any], rules: Rules = BACKWARD) -
     wanted: tuple[bool, ...] = ()
     if torch.is_grad_enabled():
         wanted = tuple(x.requires_grad for x in tensors)
-    bound = _bound(plan, wanted if any(wanted) else (), rules)
+    bound = _bound(plan, wanted if any(wanted) else (), rules, recompute)
     if bound.backward is None:
         found = bound.run_forward(bound.given(tensors, constants))
     else:
@@ -64,8 +68,8 @@ def _names(plan: Plan) -> _Names:
 
 
 @lru_cache(maxsize=256)
-def _bound(plan: Plan, wanted: tuple[bool, ...], rules: Rules) -> _Bound:
-    return _Bound(plan, wanted, rules)
+def _bound(plan: Plan, wanted: tuple[bool, ...], rules: Rules, recompute: bool) -> _Bound:
+    return _Bound(plan, wanted, rules, recompute)
 
 
 class _Bound:
@@ -80,10 +84,12 @@ class _Bound:
         gradients: for each tensor, the backward's result that is its gradient, or None.
     """
 
-    def __init__(self, plan: Plan, wanted: tuple[bool, ...], rules: Rules) -> None:
+    def __init__(
+        self, plan: Plan, wanted: tuple[bool, ...], rules: Rules, recompute: bool
+    ) -> None:
         names = _names(plan)
         wrt = tuple(n for n, w in zip(names.tensors, wanted, strict=False) if w)
-        parts = compiled(plan, wrt, names.outputs, rules)
+        parts = compiled(plan, wrt, names.outputs, rules, recompute)
         self.plan, self.outputs, self.parts = plan, len(names.outputs), parts
         self.forward = parts.forward.executable
         self.backward = parts.backward.executable if parts.backward is not None else None

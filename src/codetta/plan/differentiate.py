@@ -105,18 +105,20 @@ class Split:
     private: tuple[str, ...] = ()
 
 
-def split(joint: Plan) -> Split:
+def split(joint: Plan, recompute: bool = True) -> Split:
     """Split a joint Plan into forward and backward with a small saved set.
 
     Saved are: what the forward stores anyway (outputs, and matrices that feed a contraction), the
     last linear value after a contraction (scaled, shifted and rotated: it equals the accumulator in
     information), and vectors over tokens. Everything pointwise is computed again in the backward,
-    inside the kernel that needs it; weights prepared from parameters are prepared again.
+    inside the kernel that needs it; weights prepared from parameters are prepared again. With
+    ``recompute=False`` saved is, too, whatever else a contraction of the forward reads from memory
+    (SwiGLU's output): nothing of it is computed, or stored, again.
     """
     backward_nodes = _after_cotangents(joint)
     forward_outputs = [o for o in joint.outputs if not backward_nodes[o.node]]
     gradients = [o for o in joint.outputs if backward_nodes[o.node]]
-    stored = _stored(joint, backward_nodes, {o.node for o in forward_outputs})
+    stored = _stored(joint, backward_nodes, {o.node for o in forward_outputs}, recompute)
     named = {o.node: o.name for o in forward_outputs}
 
     forward = Rebuild(joint, name=joint.name.removesuffix("_joint"))
@@ -158,7 +160,7 @@ def _after_cotangents(joint: Plan) -> list[bool]:
     return found
 
 
-def _stored(joint: Plan, backward: list[bool], outputs: set[int]) -> set[int]:
+def _stored(joint: Plan, backward: list[bool], outputs: set[int], recompute: bool) -> set[int]:
     """Forward values that are, or may as well be, in memory after the forward."""
     stored = set(outputs)
     tail: dict[int, int] = {}
@@ -182,7 +184,10 @@ def _stored(joint: Plan, backward: list[bool], outputs: set[int]) -> set[int]:
     for i, node in enumerate(joint.nodes):
         if node.op == "mm" and i in primal:
             kept = ("operand", "round_to")
-            stored |= {a for a in node.args if a in tail or joint.nodes[a].op in kept}
+            for a in node.args:
+                weight = joint.parameter_only[a]
+                if a in tail or joint.nodes[a].op in kept or not (recompute or weight):
+                    stored.add(a)
     return stored
 
 

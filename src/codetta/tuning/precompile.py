@@ -146,18 +146,20 @@ def plan_calls(
     dtype: torch.dtype,
     wanted: Iterable[str] | None = None,
     rules: Rules = BACKWARD,
+    recompute: bool = True,
 ) -> list[GemmCall]:
     """GEMM calls of a Plan's forward and backward.
 
     Args:
         wanted: inputs with a gradient; all by default.
+        recompute: as in :func:`codetta.plan.split`.
     """
     every = [i.name for i in plan.inputs if i.type.kind is not Kind.ROTARY and i.name != "is_qk"]
     asked = frozenset(every if wanted is None else wanted)
     given = {i.name: _input(i, spec, tokens, dtype, i.name in asked) for i in plan.inputs}
 
     def step() -> None:
-        outputs = list(apply_plan(plan, given, rules).values())
+        outputs = list(apply_plan(plan, given, rules, recompute).values())
         leaves = [given[name] for name in every if given[name].requires_grad]
         if leaves:
             torch.autograd.grad(outputs, leaves, [torch.empty_like(x) for x in outputs])
