@@ -37,6 +37,10 @@ def folded(p: PlanBuilder):
     return p.weight("w", 10, 24) * p.row("gamma", 24)
 
 
+def alone(p: PlanBuilder):
+    return p.weight("w", 10, 24)
+
+
 def summed(p: PlanBuilder):
     return rowsum(p.weight("w", 10, 24) * p.row("gamma", 24))
 
@@ -68,7 +72,7 @@ def prepared(form, dtype=torch.bfloat16, layout="rows"):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("form", [stacked, interleaved, permuted, sliced, folded])
+@pytest.mark.parametrize("form", [stacked, interleaved, permuted, sliced, folded, alone])
 def test_one_kernel_packs_and_folds(form, layout):
     plan, weights, expected = prepared(form, layout=layout)
     assert _packing(plan.text) is not None

@@ -7,12 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from functorch.compile import aot_function, nop
 from torch.autograd.graph import saved_tensors_hooks
 
 from codetta import use_backend
 from codetta.backends.select import chosen_backend
+from codetta.demo.trace import KernelTrace
 from codetta.nn.block import ADJACENT, MIDDLE, Spec, compiled, segment
 from codetta.nn.function import apply_plan
+from codetta.plan.prepare import prepared
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "plan"))
 from plan_backends import Watching
@@ -224,3 +227,63 @@ def test_the_fused_backend_writes_dz_over_z(fused, tokens):
     assert equal(*found)
     if peaks:
         assert peaks[1] <= peaks[0] - 0.7 * tokens * 2 * spec.mlp * 2
+
+
+# ------------------------------------------------------------------- gradients in their own rows
+class Preparing:
+    """The fused backend, as far as a gradient's rows go."""
+
+    name = "cuda"
+
+    def __init__(self):
+        self.seen = []
+
+    def prepare(self, plan, weights):
+        self.seen.append(tuple(weights[0].shape))
+        return prepared(plan, weights)
+
+
+@pytest.fixture
+def preparing(monkeypatch):
+    backend = Preparing()
+    monkeypatch.setattr("codetta.nn.function.backend_for", lambda x: backend)
+    return backend
+
+
+def test_gradients_of_gate_and_up_get_rows_of_their_own_on_a_gpu(preparing, monkeypatch):
+    """Rows of the merged gradient alternate, and autograd would copy what lies like that."""
+    given = inputs()
+    found = backward(apply_plan(PLAN, given), given)
+    assert preparing.seen == [(SPEC.mlp, SPEC.hidden)] * 2
+    monkeypatch.undo()
+    again = backward(apply_plan(PLAN, given), given)
+    names = [n for n in given if n != "rope"]
+    strided = {n for n, g in zip(names, again, strict=True) if not g.is_contiguous()}
+    assert strided == {"wg", "wu"}
+    for name, g, h in zip(names, found, again, strict=True):
+        assert torch.equal(g, h), name
+        assert name in ("o", "x") or g.is_contiguous(), name
+
+
+def test_they_are_copied_by_pytorch_where_somebody_watches(preparing):
+    given = inputs()
+    out = apply_plan(PLAN, given)
+    with KernelTrace() as trace:
+        found = backward(out, given)
+    assert preparing.seen == []
+    assert all(g.is_contiguous() for g in found)
+    assert sum(k.name == "clone" for k in trace.kernels) == 2
+
+
+def test_a_compiler_sees_the_copy(preparing):
+    given = inputs()
+    names = [n for n in given if n != "rope"]
+
+    def step(*tensors):
+        rope = {"rope": tensors[len(names) :]}
+        return tuple(apply_plan(PLAN, dict(zip(names, tensors, strict=False)) | rope).values())
+
+    tensors = [given[n] for n in names]
+    out = aot_function(step, nop)(*tensors, *given["rope"])
+    found = torch.autograd.grad(out, tensors, cotangents(dict(enumerate(out))))
+    assert preparing.seen == [] and all(g.is_contiguous() for g in found)

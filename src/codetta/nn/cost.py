@@ -3,7 +3,8 @@
 The Plans count themselves. In a Decoder's layers there are beside them attention's two kernels
 (flash attention: q, k, v and the output with its log-sum-exp) and what PyTorch adds between the
 Plans: one copy per layer that joins the gradients of q, k and v, and for 16-bit q and k norms the
-rounding of their gradients.
+rounding of their gradients. Gradients of gate and up whose rows alternate in one matrix, as on a
+GPU, are copied apart.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ def layers_cost(
             table = cost_table(
                 schedule, tokens=tokens, dtype=dtype, positions=positions, tiling=tiling
             )
+            table += _apart_cost(schedule, dtype)
             rows += [replace(row, count=count) for row in table]
     between = [*attention_cost(spec, tokens, dtype), *_rounding_cost(spec, dtype)]
     return rows + [replace(row, count=layers * row.count) for row in between]
@@ -87,6 +89,17 @@ def attention_cost(spec: Spec, tokens: int, dtype: torch.dtype) -> list[Cost]:
         Cost("attention backward", "attention", "attention", 3 * q + kv + lse, qkv, 0, 0),
         Cost("join dq dk dv", "memory", "move", qkv, qkv, 0, 0),
     ]
+
+
+def _apart_cost(schedule: Schedule, dtype: torch.dtype) -> list[Cost]:
+    """Weights' gradients that are every other row of a merged one, see codetta.nn.function."""
+    rows = []
+    for out in schedule.plan.outputs:
+        node = schedule.plan.nodes[out.node]
+        if node.op == "every_other_row":
+            size = int(node.type.rows) * int(node.type.cols) * dtype.itemsize
+            rows.append(Cost(f"rows of {out.name}", "memory", "move", size, size, 0, 0))
+    return rows
 
 
 def _rounding_cost(spec: Spec, dtype: torch.dtype) -> list[Cost]:

@@ -17,13 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from codetta.backends.select import chosen_backend, use_backend
+from codetta.backends.select import backend_for, chosen_backend, use_backend
 from codetta.errors import DoubleBackward
 from codetta.language.types import Kind
 from codetta.nn.block import BACKWARD, Rules, compiled
-from codetta.plan import Plan
+from codetta.plan import Plan, PlanBuilder
 from codetta.plan.executable import storage_dtype
+from codetta.plan.launch import is_watched
 from codetta.plan.operator import Traced, is_traced
+from codetta.plan.plan import PARAMETER
 
 
 def apply_plan(
@@ -82,11 +84,10 @@ class _Bound:
         saved: numbers of the values that autograd keeps.
         reads: for each input of the backward, (its place among the saved, None) or (0, its number).
         gradients: for each tensor, the backward's result that is its gradient, or None.
+        weights: for each tensor, whether it is a parameter.
     """
 
-    def __init__(
-        self, plan: Plan, wanted: tuple[bool, ...], rules: Rules, recompute: bool
-    ) -> None:
+    def __init__(self, plan: Plan, wanted: tuple[bool, ...], rules: Rules, recompute: bool) -> None:
         names = _names(plan)
         wrt = tuple(n for n, w in zip(names.tensors, wanted, strict=False) if w)
         parts = compiled(plan, wrt, names.outputs, rules, recompute)
@@ -107,6 +108,8 @@ class _Bound:
         self.reads = tuple((self.saved.index(i), None) if i in self.saved else (0, i) for i in read)
         made = {n: i for i, n in enumerate(self.backward.outputs)}
         self.gradients = tuple(made.get(f"d_{n}") for n in names.tensors)
+        roles = {i.name: i.role for i in plan.inputs}
+        self.weights = tuple(roles[n] == PARAMETER for n in names.tensors)
 
     @cached_property
     def traced_forward(self) -> Traced:
@@ -155,8 +158,10 @@ class _PlanFunction(torch.autograd.Function):
             with torch.no_grad():
                 made = _backward(ctx, bound, cotangents)
         result: list[Tensor | None] = []
-        for k, (shape, dtype) in zip(bound.gradients, ctx.like, strict=True):
+        for k, weight, (shape, dtype) in zip(bound.gradients, bound.weights, ctx.like, strict=True):
             g = None if k is None else made[k]
+            if g is not None and weight:
+                g = _apart(g)
             if g is not None and (g.dtype is not dtype or g.shape != shape):
                 g = g.reshape(shape).to(dtype)
             result.append(g)
@@ -186,6 +191,27 @@ def _backward(ctx: Any, bound: _Bound, cotangents: Sequence[Tensor | None]) -> l
     if once:
         ctx.maybe_clear_saved_tensors()
     return bound.backward.run(values, donate=once)
+
+
+def _apart(g: Tensor) -> Tensor:
+    """A weight's gradient in rows of its own, where it is every other row of a merged one.
+
+    Autograd keeps no gradient that lies otherwise than its parameter: it would copy it, on a GPU
+    by a kernel that reads half as fast as this one. A compiler makes a kernel of its own.
+    """
+    if g.is_contiguous() or (backend := backend_for(g)).name != "cuda":
+        return g
+    if is_traced(g) or is_watched((g,)):
+        return g.contiguous()
+    return backend.prepare(_alone(*g.shape), [g])
+
+
+@lru_cache(maxsize=256)
+def _alone(rows: int, cols: int) -> Plan:
+    """A weight as it is."""
+    b = PlanBuilder("rows_apart")
+    b.output("apart", b.weight("w", rows, cols))
+    return b.build()
 
 
 def _with_zeros(plan: Plan, arrived: Sequence[Tensor | None]) -> list[Tensor]:
