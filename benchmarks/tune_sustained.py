@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from layer_model import SHAPES, TOKENS
+from layer_model import SHAPES, TOKENS, Shape
 from measure import environment, write_json
 from tune_shapes import problems
 
@@ -39,6 +39,8 @@ from codetta.tuning.space import Problem, arrays
 from codetta.tuning.timing import Measure, SustainedTimer
 from codetta.tuning.workers import Job, compile_all
 
+#: Beside the layers of layer.py, those of llama.py whose q, k, v have other sizes.
+ALL_SHAPES = [*SHAPES, Shape("llama-1b", 2048, 8192, 32, 8)]
 RESULTS = Path(__file__).with_name("results")
 ROUNDS = 3
 #: Of a record's winner: what is slower than this is no candidate.
@@ -222,7 +224,7 @@ def write_defaults(out: Path, target: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--shape", action="append", default=[], choices=[s.name for s in SHAPES])
+    parser.add_argument("--shape", action="append", default=[], choices=[s.name for s in ALL_SHAPES])
     parser.add_argument("--loss", action="append", default=[], help="a shape of loss.py")
     parser.add_argument("--budget", type=float, default=300.0, help="seconds")
     parser.add_argument("--workers", type=int, default=0, help="compile processes")
@@ -233,7 +235,7 @@ def main() -> None:
         write_defaults(args.out, shipped.FILE)
         return
     named: dict[str, dict[str, Problem]] = {}
-    for shape in SHAPES:
+    for shape in ALL_SHAPES:
         if shape.name in args.shape:
             named[shape.name] = problems(shape, TOKENS)
     for shape_name in args.loss:
