@@ -224,7 +224,9 @@ def write_defaults(out: Path, target: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--shape", action="append", default=[], choices=[s.name for s in ALL_SHAPES])
+    parser.add_argument(
+        "--shape", action="append", default=[], choices=[s.name for s in ALL_SHAPES]
+    )
     parser.add_argument("--loss", action="append", default=[], help="a shape of loss.py")
     parser.add_argument("--budget", type=float, default=300.0, help="seconds")
     parser.add_argument("--workers", type=int, default=0, help="compile processes")
