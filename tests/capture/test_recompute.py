@@ -1,4 +1,4 @@
-"""``codetta.compile(model, recompute=False)``: activations are kept, and nothing else is different."""
+"""``codetta.compile(model, recompute=False)``: activations are kept, nothing else differs."""
 
 from __future__ import annotations
 
