@@ -54,6 +54,7 @@ CASES = {
         Case("llama-1b", "llama", _sizes(2048, 8192, 16, 32, 8, 64, 128256, True)),
         Case("qwen3-0.6b", "qwen3", _sizes(1024, 3072, 28, 16, 8, 128, 151936, True)),
         Case("llama-8b-4", "llama", _sizes(4096, 14336, 4, 32, 8, 128, 128256, False)),
+        Case("smollm2-135m", "llama", _sizes(576, 1536, 30, 9, 3, 64, 49152, True), 1, 128),
         Case("tiny", "llama", _sizes(64, 96, 2, 4, 2, 16, 640, True), batch=2, seq=16),
         Case("tiny-qwen3", "qwen3", _sizes(64, 96, 2, 4, 2, 16, 640, True), batch=2, seq=16),
     )
@@ -164,7 +165,9 @@ def liger_compiled(model: Any) -> Contender:
     return _of(twin, _compiler, use_cache=False)
 
 
-def coda(model: Any, logits: str = "keep", memory: int | None = None) -> Contender:
+def coda(
+    model: Any, logits: str = "keep", memory: int | None = None, recompute: bool = True
+) -> Contender:
     from unittest import mock
 
     from codetta.capture import backend
@@ -189,7 +192,9 @@ def coda(model: Any, logits: str = "keep", memory: int | None = None) -> Contend
     def compiler(m: Any) -> Any:
         import codetta
 
-        return codetta.compile(m, dynamic=False, logits=logits, loss_memory_limit=memory)
+        return codetta.compile(
+            m, dynamic=False, logits=logits, loss_memory_limit=memory, recompute=recompute
+        )
 
     made = _of(sharing(model), compiler, use_cache=False)
     return Contender(observed(made.loss), observed(made.hidden), rewriting)
@@ -203,6 +208,11 @@ def coda_with_4_gib(model: Any) -> Contender:
     return coda(model, logits="none", memory=4 << 30)
 
 
+def coda_keeping_y(model: Any) -> Contender:
+    """SwiGLU's output is kept for the backward instead of computed and stored again."""
+    return coda(model, logits="none", recompute=False)
+
+
 CONTENDERS: dict[str, Callable[[Any], Contender]] = {
     "eager": eager,
     "torch.compile": compiled,
@@ -213,6 +223,7 @@ CONTENDERS: dict[str, Callable[[Any], Contender]] = {
     "CODA": coda,
     "CODA, no logits": coda_without_logits,
     "CODA, no logits, 4 GiB": coda_with_4_gib,
+    "CODA, no logits, y kept": coda_keeping_y,
 }
 #: The same as another where there is no head.
 STEP_ONLY = ("CODA, no logits", "CODA, no logits, 4 GiB")

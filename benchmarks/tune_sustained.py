@@ -2,6 +2,8 @@
 
     python benchmarks/tune_sustained.py --out results --shape d8192 --shape d4096 --budget 200
     python benchmarks/tune_sustained.py --out results --loss d2048_v128256
+    python benchmarks/tune_sustained.py --out results --model qwen3-0.6b   # a case of llama.py
+    python benchmarks/tune_sustained.py --out results --task mish          # looked at, no default
     python benchmarks/tune_sustained.py --out results --write-defaults     # no GPU needed
 
 An H200 under large GEMMs is limited by power, not by its clock: a tile that moves fewer bytes
@@ -10,10 +12,11 @@ tune_shapes.py do, cannot see that: all candidates share one clock. Here each ca
 blocks, launches back to back; what runs while the card settles is not counted.
 
 Candidates of a layer's kernels are those that tune_shapes.py found within a few percent of its
-winner, the best of each tile. Those of the loss head (its kernels at one size, recorded from a
-step) are a fixed list. One JSON file per shape; finished kernels are kept, so it can be run again.
-``--write-defaults`` puts the winners into the package's data file, in place of what it holds for
-the same kernels.
+winner, the best of each tile. Those of the loss head and of a model (recorded from a step, of the
+model with two of its layers) are a fixed list. One JSON file per shape; finished kernels are kept,
+so it can be run again. ``--write-defaults`` puts the winners into the package's data file, in place
+of what it holds for the same kernels; not those of ``--task``, the programs of author_tasks.py at
+their benchmark sizes: one default serves all epilogues of a family.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,18 +35,22 @@ from measure import environment, write_json
 from tune_shapes import problems
 
 from codetta.backends.cuda import quack, shipped
-from codetta.backends.cuda.configs import Configuration, choose, family, illegal
+from codetta.backends.cuda.config_cache import canonical
+from codetta.backends.cuda.configs import Configuration, choose, family, illegal, layout_of
 from codetta.backends.cuda.forms import PACKED
 from codetta.backends.cuda.lowering import lower
 from codetta.tuning.search import Candidate, prepared
-from codetta.tuning.space import Problem, arrays
+from codetta.tuning.space import DTYPES, Problem, arrays
 from codetta.tuning.timing import Measure, SustainedTimer
+from codetta.tuning.tune import kernels_of
 from codetta.tuning.workers import Job, compile_all
 
 #: Beside the layers of layer.py, those of llama.py whose q, k, v have other sizes.
 ALL_SHAPES = [*SHAPES, Shape("llama-1b", 2048, 8192, 32, 8)]
 RESULTS = Path(__file__).with_name("results")
 ROUNDS = 3
+#: How names of tasks begin, and their files, which --write-defaults does not read.
+TASK = "tiles_"
 #: Of a record's winner: what is slower than this is no candidate.
 NEAR = 1.06
 MOST = 6
@@ -52,6 +60,12 @@ USUAL = (
     Configuration(128, 192, True, 2, 1), Configuration(192, 128, True, 1, 2),
     Configuration(128, 128, True, 1, 2), Configuration(256, 192, False, 2, 1),
     Configuration(128, 224, False, 2, 1), Configuration(256, 128, False, 1, 2),
+)  # fmt: skip
+#: For epilogues of one task, which may need more registers or arithmetic than most.
+VARIED = (
+    *USUAL, Configuration(128, 128, True, 2, 1), Configuration(128, 160, True, 2, 1),
+    Configuration(128, 96, True, 2, 1), Configuration(64, 256, False, 2, 1),
+    Configuration(64, 128, True, 2, 1),
 )  # fmt: skip
 #: Epilogues on pairs fit the registers up to 144 columns; tune_shapes.py tried 128 and 160.
 BETWEEN = (Configuration(128, 144, True, 1, 2), Configuration(128, 144, True, 2, 1))
@@ -84,13 +98,15 @@ def near(record: Mapping[str, Any]) -> list[Configuration]:
 
 
 def candidates(
-    problem: Problem, known: Mapping[tuple[Any, ...], Mapping[str, Any]]
+    problem: Problem,
+    known: Mapping[tuple[Any, ...], Mapping[str, Any]],
+    usual: Sequence[Configuration] = USUAL,
 ) -> list[Configuration]:
     """What the kernel takes now, which comes first, and what might be better."""
     lowered = lower(problem.program, problem.operand)
     p = problem
     record = known.get((p.program.digest, p.m, p.n, p.k, p.layout))
-    found = near(record) if record is not None else list(USUAL)
+    found = near(record) if record is not None else list(usual)
     if lowered.mode == PACKED:
         found += BETWEEN
     now = choose(lowered, p.m, p.n, p.k, p.layout)
@@ -107,8 +123,6 @@ def loss_problems(shape: str) -> dict[str, Problem]:
     import loss
     import loss_contenders
 
-    from codetta.tuning.tune import kernels_of
-
     sizes = next(s for s in loss_contenders.SHAPES if s.name == shape)
     head = loss_contenders.Head.random(sizes, TOKENS, torch.bfloat16)
     found: dict[str, Problem] = {}
@@ -116,6 +130,40 @@ def loss_problems(shape: str) -> dict[str, Problem]:
         step = loss.run(head, make(head), "both")
         found |= {p.name + f" {p.program.digest[:6]}": p for p in kernels_of(step, (), {})}
     head.clear()
+    return found
+
+
+def model_problems(name: str) -> dict[str, Problem]:
+    """The kernels of a step of a whole model, its loss within 1 GiB and within 4; two layers of it,
+    since kernels of the others are the same."""
+    import llama
+    import llama_models
+
+    case = llama_models.CASES[name]
+    case = replace(case, sizes={**case.sizes, "num_hidden_layers": 2})
+    step = llama.Step(case, "step", torch.bfloat16)
+    found: dict[str, Problem] = {}
+    for make in (llama_models.coda_without_logits, llama_models.coda_with_4_gib):
+        run = step.of(make(step.model))
+        found |= {f"{p.name} {p.program.digest[:6]}": p for p in kernels_of(run, (), {})}
+    step.clear()
+    return found
+
+
+def task_problems(name: str) -> dict[str, Problem]:
+    """The product of a task's program, at its benchmark sizes."""
+    from author_tasks import programs
+
+    from codetta.author.contenders import on_meta
+    from codetta.author.task import find
+
+    (program,), found = programs([name]).values(), {}
+    names = {dtype: short for short, dtype in DTYPES.items()}
+    for w in find(name).benchmark:
+        a, b, _ = on_meta(find(name), w)
+        found[f"{w.m}x{w.n}x{w.k}"] = Problem(
+            canonical(program), w.m, w.n, w.k, layout_of(a, b), names[a.dtype]
+        )
     return found
 
 
@@ -170,7 +218,7 @@ def measure_all(
     begun = time.monotonic()
     known = records()
     wanted = {
-        (shape, name): (p, candidates(p, known))
+        (shape, name): (p, candidates(p, known, VARIED if shape.startswith(TASK) else USUAL))
         for shape, found in named.items()
         for name, p in found.items()
         if name not in kept(file_of(out, shape)).get("kernels", {})
@@ -200,7 +248,7 @@ def measure_all(
 
 
 def file_of(out: Path, shape: str) -> Path:
-    return out / f"sustained_{shape}.json"
+    return out / (f"{shape}.json" if shape.startswith(TASK) else f"sustained_{shape}.json")
 
 
 def kept(file: Path) -> dict[str, Any]:
@@ -228,6 +276,8 @@ def main() -> None:
         "--shape", action="append", default=[], choices=[s.name for s in ALL_SHAPES]
     )
     parser.add_argument("--loss", action="append", default=[], help="a shape of loss.py")
+    parser.add_argument("--model", action="append", default=[], help="a case of llama.py")
+    parser.add_argument("--task", action="append", default=[], help="a task of author_tasks.py")
     parser.add_argument("--budget", type=float, default=300.0, help="seconds")
     parser.add_argument("--workers", type=int, default=0, help="compile processes")
     parser.add_argument("--write-defaults", action="store_true")
@@ -242,6 +292,8 @@ def main() -> None:
             named[shape.name] = problems(shape, TOKENS)
     for shape_name in args.loss:
         named[f"loss_{shape_name}"] = loss_problems(shape_name)
+    named |= {model: model_problems(model) for model in args.model}
+    named |= {TASK + task: task_problems(task) for task in args.task}
     measure_all(named, args.out, args.budget, args.workers)
 
 
