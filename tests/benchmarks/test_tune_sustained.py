@@ -23,7 +23,7 @@ def test_the_kernels_of_a_model_are_those_of_its_step(monkeypatch):
     sizes = {(p.m, p.n, p.k, p.layout) for p in found.values()}
     assert {(32, 192, 64, "nt"), (32, 96, 64, "nn"), (640, 64, 32, "tn")} <= sizes
     assert all(p.operand == "bf16" for p in found.values())
-    assert any("loss" in name for name in found)
+    assert (32, 640, 64, "nt") in sizes  # of the head
 
 
 def test_a_task_has_a_kernel_per_benchmark_size_and_more_candidates():
