@@ -13,14 +13,17 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import kernels
 import layer
+import llama
 import loss
 from layer_model import SHAPES
+from llama_models import CASES
 
 HERE = Path(__file__).resolve().parent
 TITLE = """# Results
@@ -37,6 +40,18 @@ forward + backward less forward. Ratios are medians of per-round ratios with a 9
 interval; the floor is the layer's twelve plain GEMMs by cuBLAS. Peak memory is above inputs,
 gradients included. The last column is the largest ‖difference to eager‖ / ‖eager‖ over output and
 gradients: two correct bf16 computations differ by some 0.01.
+"""
+MODELS = f"""
+## Whole models
+
+A training step of Hugging Face models with random weights, bf16 (`benchmarks/llama.py`): 'step' is
+forward + backward with the loss, 'decoder' the same without head and loss. Times are medians in ms
+per step. Ratios are to CODA in the same process, medians of per-round ratios with a 95 % bootstrap
+interval; rows of another process say so, and their times are not to be compared with the others.
+Peak memory is above the weights, gradients included. The last two columns are ‖difference to
+eager‖ / ‖eager‖ of the output (of a step its loss) and, the largest, of the gradients of three
+weights; eager's own row is a second step of it. A contender that is more than {llama.WRONG} away is
+marked as wrong: its time and memory do not count, since what it leaves out would look like speed.
 """
 KERNELS = """
 ## Kernel by kernel
@@ -66,6 +81,8 @@ AIMS = {"d2048": (1.07, 1.05), "d4096": (1.05, 1.02), "d8192": (1.03, 1.02)}
 KERNEL_AIM = 1.08
 COLD_AIMS = {"cold": 60.0, "warm": 10.0}
 ORDER = [s.name for s in SHAPES]
+#: Added to the names of contenders that were not measured in the process of the others.
+OTHER = ", another process"
 
 
 # ------------------------------------------------------------------------------------ records
@@ -101,6 +118,28 @@ def cold_record(folder: Path) -> dict[str, Any] | None:
     return {**record, "file": file.relative_to(folder).as_posix()}
 
 
+def model_runs(folder: Path) -> list[list[dict[str, Any]]]:
+    """Of each case and part the newest run: its record, then those of other processes in that run.
+
+    A run is a folder of ``folder``. A record further down in it is of another process, to which a
+    contender may have been moved that stops the others.
+    """
+    found: dict[tuple[str, str], dict[str, list[dict[str, Any]]]] = {}
+    for file in sorted(folder.rglob("llama_*.json"), key=lambda f: (len(f.parts), f)):
+        record = json.loads(file.read_text())
+        if not current(record):  # the times of first steps (llama_compile_*) have no part
+            continue
+        case, place = record["case"], file.relative_to(folder)
+        record |= {"file": place.as_posix(), "tokens": case["batch"] * case["seq"]}
+        runs = found.setdefault((case["name"], record["part"]), {})
+        runs.setdefault(place.parts[0], []).append(record)
+    places = {n: i for i, n in enumerate(CASES)}
+    order = sorted(
+        found, key=lambda x: (places.get(x[0], len(places)), x[0], llama.PARTS.index(x[1]))
+    )
+    return [max(found[x].items(), key=lambda run: (date(run[1][0]), run[0]))[1] for x in order]
+
+
 # --------------------------------------------------------------------------------------- page
 def page(folder: Path) -> str:
     """RESULTS.md of the records under ``folder``."""
@@ -109,6 +148,9 @@ def page(folder: Path) -> str:
     if layers:
         found += [LAYER, aims(layers), "![Layer](plots/layer.png)\n"]
         found += [layer_section(r) for r in layers.values()]
+    models = model_runs(folder)
+    if models:
+        found += [MODELS, *(model_section(r) for r in models)]
     if parts:
         found += [KERNELS, "![Kernels](plots/kernels.png)\n"]
         found += [kernel_section(r) for r in parts.values()]
@@ -128,11 +170,11 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join([*ruled, *(f"| {' | '.join(r)} |" for r in rows)]) + "\n"
 
 
-def provenance(record: dict[str, Any]) -> str:
+def provenance(record: dict[str, Any], *more: str) -> str:
+    """Where numbers come from; ``more`` are packages to name beside those of all benchmarks."""
     e = record["environment"]
-    packages = ", ".join(
-        f"{n} {e[n]}" for n in ("torch", "triton", "quack-kernels", "liger-kernel") if e.get(n)
-    )
+    names = ("torch", "triton", "quack-kernels", "liger-kernel", *more)
+    packages = ", ".join(f"{n} {e[n]}" for n in names if e.get(n))
     return (
         f"M {record['tokens']}; {e['gpu'] or 'no GPU'}; {packages}; {e['date']}, commit "
         f"{e['commit'][:20]}; clocks, power and temperature before: {e['state'] or 'unknown'}, "
@@ -188,6 +230,53 @@ def layer_section(record: dict[str, Any]) -> str:
     failed = [f"- {n}: {x}\n" for n, x in sorted(record["notes"].items()) if "failed" in x]
     rounds = f"{record['rounds']} rounds of {record['steps_per_sample']} steps. "
     return "\n".join([title(record), markdown(head, rows), *failed, rounds + provenance(record)])
+
+
+def model_section(run: Sequence[dict[str, Any]]) -> str:
+    """One table of all processes of a run, and below it where each one's numbers come from."""
+    case = run[0]["case"]
+    s = case["sizes"]
+    head = (
+        f"### {case['name']}, {run[0]['part']}: {s['num_hidden_layers']} layers, "
+        f"d {s['hidden_size']}, f {s['intermediate_size']}, heads {s['num_attention_heads']}/"
+        f"{s['num_key_value_heads']}, V {s['vocab_size']}, {case['batch']} × {case['seq']} tokens\n"
+    )
+    rows, notes, sources = [], [], []
+    for record, mark in zip(run, ["", *[OTHER] * (len(run) - 1)], strict=True):
+        rows += model_rows(record, mark)
+        notes += [
+            f"- {n}{mark}: failed: {textwrap.shorten(why, 120, placeholder=' …')}\n"
+            for n, why in record["failed"].items()
+        ]
+        rounds = f"{record['rounds']} rounds, steps per sample: {record['steps_per_sample']}. "
+        which = "Another process: " if mark else ""
+        sources.append(which + rounds + provenance(record, "transformers"))
+    output = "loss" if run[0]["part"] == "step" else "output"
+    columns = ("", "ms", "ms / CODA's", "peak GiB", f"{output} difference", "gradient difference")
+    return "\n".join([head, markdown(columns, rows), *notes, *sources])
+
+
+def model_rows(record: dict[str, Any], mark: str) -> list[tuple[str, ...]]:
+    """Cells of the contenders of one process: those timed, and those that are wrong."""
+    rows: list[tuple[str, ...]] = []
+    differences = record["relative_difference_to_eager"]
+    # not `any(x > ...)`: NaN is wrong, too
+    wrong = [n for n, d in differences.items() if not all(x <= llama.WRONG for x in d.values())]
+    right = {n: t for n, t in record["times_ms"].items() if n not in wrong}
+    summary = llama.summary({**record, "times_ms": right})
+    for name, difference in differences.items():
+        if name in wrong:
+            cells = ("", "wrong", "")
+        elif name in summary:
+            r = summary[name]
+            ratio = (1.0, 1.0, 1.0) if name == "CODA" else r["speedup"]
+            memory = f"{r['gib']:.2f}" if r["gib"] else ""
+            cells = (f"{r['ms']:.2f}", interval(ratio), memory)
+        else:  # failed after its first step
+            continue
+        gradients = max(x for n, x in difference.items() if n != "output")
+        rows.append((name + mark, *cells, f"{difference['output']:.1e}", f"{gradients:.1e}"))
+    return rows
 
 
 def kernel_section(record: dict[str, Any]) -> str:
