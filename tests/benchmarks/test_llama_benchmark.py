@@ -56,9 +56,16 @@ def test_contender_without_gradients_is_not_timed():
         loss = lambda ids: made.loss(ids).detach() + 0 * made.loss(ids)  # noqa: E731
         return llama.Contender(loss, made.hidden)
 
-    contenders = {**CONTENDERS, "idle": idle, "without": without}
-    found = llama.measure(TINY, "step", ["without", "idle"], 1, 1, Budget(60), contenders)
-    assert "wrong: relative difference to eager first norm 1.00" in found["failed"]["without"]
+    def undefined(model):
+        made = CONTENDERS["eager"](model)
+        return llama.Contender(lambda ids: made.loss(ids) * float("nan"), made.hidden)
+
+    contenders = {**CONTENDERS, "idle": idle, "without": without, "undefined": undefined}
+    names = ["without", "undefined", "idle"]
+    found = llama.measure(TINY, "step", names, 1, 1, Budget(60), contenders)
+    assert "wrong: relative difference to eager" in found["failed"]["without"]
+    assert "first norm 1.00" in found["failed"]["without"]
+    assert "embedding nan" in found["failed"]["undefined"]
     assert set(found["times_ms"]) == {"idle"}
 
 
