@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from codetta.backends.cuda.assembly import outline
 from codetta.backends.cuda.config_cache import versions
 from codetta.backends.cuda.configs import Configuration
+from codetta.backends.cuda.cut import cut_of
 from codetta.backends.cuda.launch import accumulator
 from codetta.backends.cuda.rules import NotLowerable
 from codetta.backends.layout import parsed
@@ -38,7 +39,10 @@ class GemmCall:
 
     def without_epilogue(self) -> GemmCall:
         """The product of a program that runs as two kernels."""
-        return GemmCall(accumulator, self.a, self.b, ())
+        cut = cut_of(self.program, self.a.dtype)
+        if cut is None:
+            return GemmCall(accumulator, self.a, self.b, ())
+        return GemmCall(cut.first, self.a, self.b, tuple(cut.first_operands(self.operands)))
 
 
 @dataclass(frozen=True)

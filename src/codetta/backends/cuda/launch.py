@@ -170,6 +170,15 @@ class CudaBackend:
             return REFERENCE.gemm(program, a, b, operands, tile, raw)
         if max(*a.shape, *b.shape) > LARGEST:
             raise TooLarge(program=program.name, given=f"a {tuple(a.shape)}, b {tuple(b.shape)}")
+        from codetta.backends.cuda.cut import cut_of
+
+        # Partials of the whole program's reductions are the second kernel's, but in another order.
+        cut = None if raw and program.reductions else cut_of(program, a.dtype)
+        if cut is not None:
+            (stored,) = self.gemm(cut.first, a, b, cut.first_operands(operands), None, False)
+            (m, n), given = stored.shape, cut.second_operands(stored, operands)
+            rest = pointwise.run(cut.second, given, m, n, a.dtype, torch.float32, tile, raw)
+            return cut.results(stored, rest)
         (acc,) = self.gemm(accumulator, a, b, (), None, False)
         return pointwise.on_accumulator(program, acc, operands, a.dtype, tile, raw)
 
