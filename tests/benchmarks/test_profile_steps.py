@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import profile_steps
 import pytest
+import torch
 
 GPU, CPU = "gpu", "cpu"
 
@@ -33,6 +35,23 @@ def test_idle_is_what_no_kernel_covers():
     assert (span, waited) == (9.0, 2.0)
     assert gaps[0] == ("c", 2.0) and all(ms == 0 for _, ms in gaps[1:])
     assert profile_steps.idle([]) == (0.0, 0.0, [])
+
+
+def test_the_report_has_kernels_and_idle_time_and_neither_labels_nor_the_host(monkeypatch):
+    """Where there is no GPU, a profile holds events of the host alone: here it is made up."""
+    device, host = torch.autograd.DeviceType.CUDA, torch.autograd.DeviceType.CPU
+    events = [
+        event("dgrad", 2000, device), event("wgrad", 3000, device, start=6000),
+        event("label", 9000, device, label=True), event("on the host", 50000, host),
+    ]  # fmt: skip
+    made = nullcontext(SimpleNamespace(events=lambda: events))
+    monkeypatch.setattr(profile_steps, "profile", lambda **options: made)
+    head, *lines = profile_steps.report("step", lambda: None, 8).split("\n")
+    assert head.endswith("kernels 5.00 ms")
+    assert [" ".join(x.split()) for x in lines] == [
+        "3.000 ms 1 x wgrad", "2.000 ms 1 x dgrad",
+        "idle 4.00 of 9.00 ms, 2 launches; longest before:", "4.000 ms wgrad",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("what, size", [("loss", "tiny"), ("llama", "tiny")])

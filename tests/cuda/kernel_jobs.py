@@ -1,8 +1,9 @@
 """Which kernels are compiled: the library's programs, and those of a decoder's segments.
 
 Segments are scheduled for layers of three widths and 16384 tokens, with biases and with query-key
-norm, too. Kernels that differ only in names and sizes are compiled once, under the first of their
-names: a kernel's sizes are free, and what they decide is the configuration.
+norm, too, and once with SwiGLU's output kept for the backward (``recompute=False``). Kernels that
+differ only in names and sizes are compiled once, under the first of their names: a kernel's sizes
+are free, and what they decide is the configuration.
 """
 
 from __future__ import annotations
@@ -136,15 +137,25 @@ def _columns(program: Program, n: int) -> int:
 
 def _segments() -> Iterator[_Item]:
     parts = (block.ENTRY, block.MIDDLE, block.EXIT)
-    for sizes, part, variant in itertools.product(LAYERS, parts, VARIANTS):
-        hidden, mlp, heads, kv_heads = sizes
-        spec = block.Spec(part, hidden, mlp, heads, kv_heads, 128, 128, **VARIANTS[variant])
-        plan = block.segment(spec, block.ADJACENT)
-        wrt = tuple(i.name for i in plan.inputs if i.name not in ("is_qk", "rope"))
-        made = block.compiled(plan, wrt, tuple(o.name for o in plan.outputs))
-        assert made.backward is not None
-        for way, schedule in (("forward", made.forward), ("backward", made.backward)):
-            yield from _gemms(" ".join(filter(None, (part, variant, way))), schedule)
+    made = [(s, p, v, True) for s, p, v in itertools.product(LAYERS, parts, VARIANTS)]
+    made.append((LAYERS[0], block.MIDDLE, "", False))  # its dz is stored without SwiGLU's output
+    for sizes, part, variant, recompute in made:
+        yield from _segment(sizes, part, variant, recompute)
+
+
+def _segment(
+    sizes: tuple[int, int, int, int], part: str, variant: str, recompute: bool
+) -> Iterator[_Item]:
+    hidden, mlp, heads, kv_heads = sizes
+    spec = block.Spec(part, hidden, mlp, heads, kv_heads, 128, 128, **VARIANTS[variant])
+    plan = block.segment(spec, block.ADJACENT)
+    wrt = tuple(i.name for i in plan.inputs if i.name not in ("is_qk", "rope"))
+    outputs = tuple(o.name for o in plan.outputs)
+    made = block.compiled(plan, wrt, outputs, recompute=recompute)
+    assert made.backward is not None
+    kept = "" if recompute else "kept"
+    for way, schedule in (("forward", made.forward), ("backward", made.backward)):
+        yield from _gemms(" ".join(filter(None, (part, variant, kept, way))), schedule)
 
 
 def _gemms(name: str, schedule: Schedule) -> Iterator[_Item]:

@@ -90,6 +90,14 @@ def test_a_kernel_for_hopper_neither_spills_nor_starves(hopper, name):
         warnings.warn(f"compiled by a fresh process only: {made['retried']}", stacklevel=1)
 
 
+def test_the_kernel_of_a_kept_output_of_swiglu_is_among_them():
+    """It stores dz alone: another source than where that output is computed, and stored, again."""
+    for jobs in (HOPPER, BLACKWELL):
+        (kept,) = (j.text for n, j in jobs.items() if " kept backward " in n)
+        (again,) = (j.text for n, j in jobs.items() if n == "middle backward nn 16384x8192x2048")
+        assert (kept.count("store "), again.count("store ")) == (1, 2)
+
+
 @on_hopper
 @pytest.mark.parametrize("name", under_autocast())
 def test_an_fp32_residual_stream_neither_spills_nor_starves(hopper, name):
