@@ -21,7 +21,7 @@ def rows(start):
 
 def what(plan):
     if plan.schedule == "forward":
-        return f"forward, {plan.rows} tokens{', split sums' if plan.split else ''}"
+        return f"forward, {plan.rows} tokens"
     return f"recompute, {plan.chunk} of the {plan.over}"
 
 

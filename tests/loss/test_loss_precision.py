@@ -12,7 +12,7 @@ from loss_oracle import head, reference
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import codetta
-from codetta.loss import engine, operator
+from codetta.loss import engine
 from codetta.loss.head import Head
 from codetta.loss.sums import Sums
 
@@ -80,15 +80,8 @@ def test_gradients_of_fp16_survive_a_loss_scale(backend):
         within_budget(name, *three)
 
 
-@pytest.mark.parametrize("split", [False, True])
-def test_the_weight_gradient_is_summed_with_more_digits(backend, split, monkeypatch):
+def test_the_weight_gradient_is_summed_with_more_digits(backend):
     """Over many chunks the error is that of one rounding; a bf16 sum would have grown past it."""
-    made = operator.choose
-
-    def choose(problem, **options):
-        return dataclasses.replace(made(problem, **options), split=split)
-
-    monkeypatch.setattr(operator, "choose", choose)
     x, weight, target, _ = head(512, dtype=torch.bfloat16, spread=0.1, ignored=0, **SIZE)
     wide = [t.detach().double().requires_grad_() for t in (x, weight)]
     (expected,) = torch.autograd.grad(reference(*wide, target, reduction="sum")[0], wide[1])

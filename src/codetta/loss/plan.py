@@ -9,9 +9,7 @@
                 (dW of a chunk is complete at once, dx is summed) or of the tokens (the reverse).
 
 A sum over chunks needs more digits than a 16-bit result and is rounded once. It is kept in fp32,
-4 V D bytes for dW or 4 M D for dx before the result is made of it; or, of bf16, split into two bf16
-numbers of which the higher one becomes the result: 16 bits, 4 V D bytes beside it, and a kernel
-that loads and stores two tiles.
+4 V D bytes for dW or 4 M D for dx before the result is made of it.
 
 The cheapest schedule whose extra memory stays within a limit is chosen; extra is what is alive at
 the peak beside inputs and gradients. Time is counted GEMM by GEMM, the larger of its operations and
@@ -32,9 +30,6 @@ MEMORY_LIMIT = 1 << 30
 FLOPS_PER_SECOND, BYTES_PER_SECOND, LAUNCH_SECONDS = 7.0e14, 4.0e12, 5e-6
 #: A kernel hides all but this share of the smaller of its two times.
 UNHIDDEN = 0.1
-#: A GEMM whose epilogue loads two tiles takes this much longer than the plain one (H200, D 2048,
-#: V 128256, 2048 tokens a chunk: 13.5 ms for 10.9).
-SPLIT_COST = 1.24
 #: Sizes of chunks that are tried: multiples of a tile, four from one power of two to the next.
 CHUNKS = (128, 256, 384, 512, *(128 * k << i for i in range(9) for k in (5, 6, 7, 8)))
 
@@ -84,7 +79,6 @@ class LossPlan:
         over: what the backward of 'recompute' is cut along, 'vocabulary' or 'tokens'.
         rows: tokens of a chunk of the forward pass.
         chunk: tokens or vocabulary rows of a chunk of the backward of 'recompute'.
-        split: whether sums over chunks are kept as two numbers of the result's dtype.
         seconds: forward and backward on an H200, by the model.
         bytes_extra: peak memory beside inputs and gradients.
     """
@@ -93,7 +87,6 @@ class LossPlan:
     over: str
     rows: int
     chunk: int
-    split: bool
     seconds: float
     bytes_extra: int
 
@@ -101,7 +94,6 @@ class LossPlan:
         how = f"chunks of {self.rows} tokens"
         if self.schedule == "recompute":
             how += f", backward in chunks of {self.chunk} of the {self.over}"
-        how += ", sums split" if self.split else ""
         return (
             f"{self.schedule}: {how}; {self.bytes_extra / 2**20:.0f} MiB extra, "
             f"{self.seconds * 1e3:.2f} ms by the model"
@@ -146,9 +138,7 @@ def candidates(problem: Problem, chunk: int | None = None) -> Iterator[LossPlan]
     """All schedules of a problem that are possible."""
     for rows in _sizes(problem.m, chunk):
         if problem.scalar and problem.differentiated:
-            yield _forward(problem, rows, False)
-            if problem.dtype is torch.bfloat16:
-                yield _forward(problem, rows, True)
+            yield _forward(problem, rows)
         if chunk is not None:
             yield _recompute(problem, rows, "tokens", rows)
     if chunk is None:
@@ -169,16 +159,15 @@ def _sizes(size: int, chunk: int | None) -> list[int]:
 
 
 # ------------------------------------------------------------------------------------- costs
-def _forward(p: Problem, rows: int, split: bool) -> LossPlan:
+def _forward(p: Problem, rows: int) -> LossPlan:
     chunks = _pieces(p.m, rows)
     e = p.dtype.itemsize
     kept = rows * p.v * e
-    slower = SPLIT_COST if split and chunks > 1 else 1.0
     seconds = chunks * (
         _gemm(rows, p.v, p.d, e, e)
         + (_kernel(2 * rows * p.d * e) if p.shifted else _kernel(2 * kept))
         + (_gemm(rows, p.d, p.v, e, e) if p.dx else 0.0)
-        + (_gemm(p.v, p.d, rows, e, _sum_bytes(p, chunks)) * slower if p.dw else 0.0)
+        + (_gemm(p.v, p.d, rows, e, _sum_bytes(p, chunks)) if p.dw else 0.0)
     )
     scaled = (p.m * p.dx + p.v * p.dw) * p.d * e
     seconds += _kernel(2 * scaled)
@@ -189,9 +178,9 @@ def _forward(p: Problem, rows: int, split: bool) -> LossPlan:
         extra += rows * p.d * e
         seconds += chunks * _kernel(2 * rows * p.d * e)
     if p.dw and p.narrow and chunks > 1:
-        extra = _with_sum(extra, p.v * p.d, e, split)
-        seconds += 0.0 if split else _kernel((4 + e) * p.v * p.d)
-    return LossPlan("forward", "tokens", rows, rows, split, seconds, extra)
+        extra = _with_sum(extra, p.v * p.d, e)
+        seconds += _kernel((4 + e) * p.v * p.d)
+    return LossPlan("forward", "tokens", rows, rows, seconds, extra)
 
 
 def _recompute(p: Problem, rows: int, over: str, chunk: int) -> LossPlan:
@@ -224,21 +213,18 @@ def _recompute(p: Problem, rows: int, over: str, chunk: int) -> LossPlan:
                 extra, summed = extra + v * p.d * e * p.dw, p.m * p.d * p.dx
             seconds += _kernel(2 * (p.m * p.d if over == "tokens" else p.v * p.d) * e)
             if p.narrow:
-                extra = _with_sum(extra, summed, e, False)
+                extra = _with_sum(extra, summed, e)
                 seconds += _kernel((4 + e) * summed)
     extra = max(extra, rows * p.d * e) if p.fold else extra
-    return LossPlan("recompute", over, rows, chunk, False, seconds, extra)
+    return LossPlan("recompute", over, rows, chunk, seconds, extra)
 
 
-def _with_sum(extra: int, elements: int, e: int, split: bool) -> int:
+def _with_sum(extra: int, elements: int, e: int) -> int:
     """Extra memory with a sum over chunks beside what a chunk needs.
 
     A sum in fp32 becomes the gradient at the end: until then the gradient is not there yet, after
-    the last chunk only the sum is. Of a split sum the higher number is the gradient, and the lower
-    one is there twice while a chunk is added: kernels write over one of two matrices they load.
+    the last chunk only the sum is.
     """
-    if split:
-        return extra + 2 * e * elements
     return max(extra + (4 - e) * elements, 4 * elements)
 
 
