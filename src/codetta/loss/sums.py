@@ -22,13 +22,14 @@ class Sums:
     """dh = dz W, dW = dzᵀ h and dbias = Σ dz, chunk by chunk; of dh, dx and dγ.
 
     Of chunks of tokens, a chunk of dx is complete at once and dW is a sum over all; of chunks of
-    the vocabulary it is the other way round. Sums are kept with more digits than the result has.
+    the vocabulary it is the other way round. Sums are kept with more digits than the result has,
+    unless the plan rounds them: such a sum lies in the memory of the gradient.
     """
 
     def __init__(self, head: Head, need: Need, plan: LossPlan, chunks: int) -> None:
         self.head, self.chunks = head, chunks
         self.need_x, self.need_w, self.need_b, self.need_column = need
-        self.tokens = plan.over == "tokens"
+        self.tokens, self.rounded = plan.over == "tokens", plan.rounded
         self.parts: Tensor | None = None  # of the gradient that is made of complete parts
         self.total: Tensor | None = None  # of the other one
         self.bias: Tensor | None = None
@@ -93,7 +94,8 @@ class Sums:
 
     def _sum(self, start: int, a: Tensor, b: Tensor, *, wide: bool = False) -> None:
         if self.total is None:
-            first = IDENTITY if self.chunks == 1 and not wide else widened
+            narrow = self.rounded or (self.chunks == 1 and not wide)
+            first = IDENTITY if narrow else widened
             (self.total,) = run_gemm(first, a, b)
         else:
             run_gemm_accumulate_(self.total, a, b)
