@@ -6,8 +6,9 @@
 16384 tokens, width 2048 and 4096, vocabularies 32000, 128256 and 151936, bf16, mean loss, one
 target in 16 ignored. Contenders (loss_contenders.py): eager and torch.compile with logits in fp32
 as Hugging Face has them, Liger, QuACK, Apple's cut-cross-entropy with its gradient filters off, and
-CODA by its own choice and by each of its schedules. The floor is the three plain GEMMs that every
-one of them must do, by cuBLAS in chunks of 4096 rows; and in one piece, which needs all logits.
+CODA by its own choice, the same with bf16 sums of dW allowed, and by each of its schedules. The
+floor is the three plain GEMMs that every one of them must do, by cuBLAS in chunks of 4096 rows; and
+in one piece, which needs all logits.
 
 How it is timed. All contenders run interleaved in one process on random data. A sample is --steps
 consecutive steps between two CUDA events. 'evaluate' is the loss without gradients, 'forward' the

@@ -15,6 +15,7 @@ from dataclasses import astuple, replace
 import torch
 
 from codetta import programs
+from codetta.backends.cuda.accumulate import bf16_sum
 from codetta.backends.cuda.configs import Configuration, choose
 from codetta.backends.cuda.forms import MAINLOOP, Lowered
 from codetta.backends.cuda.launch import explain
@@ -84,7 +85,7 @@ def under_autocast() -> dict[str, Job]:
 
 def loss_head() -> dict[str, Job]:
     """Statistics of a chunk of logits, shifted exponentials, the derivative computed again; dx from
-    shifted exponentials, a split sum of dW."""
+    shifted exponentials, a product added to a bf16 sum of dW."""
     plain, rich = Logits(), Logits(bias=True, scale=0.5, cap=30.0)
     scaled = Logits(rows=True)
     chunk, vocabulary, hidden = 4096, 128256, 2048
@@ -104,8 +105,7 @@ def loss_head() -> dict[str, Job]:
     found = {n: Job(p.text, chunk, vocabulary, hidden, "nt") for n, p in over_logits.items()}
     rows = epilogues.scaled_rows.text
     found["scaled rows"] = Job(rows, chunk, hidden, vocabulary, "nn")
-    split_sum = epilogues.split_sum.text
-    return found | {"split sum": Job(split_sum, vocabulary, hidden, chunk, "tn")}
+    return found | {"bf16 sum": Job(bf16_sum.text, vocabulary, hidden, chunk, "tn")}
 
 
 def _blackwell(lowered: Lowered) -> Configuration:

@@ -17,7 +17,6 @@ from codetta.language.types import Kind
 from codetta.loss.epilogues import (
     derivative,
     folded,
-    split_sum,
     statistics,
     stored_derivative,
     unfolded,
@@ -30,7 +29,7 @@ _HEAD = Logits(bias=True, scale=0.5, cap=3.0)
 _SCALED = Logits(bias=True, scale=0.5, cap=3.0, rows=True)
 LOSS = (
     stored_derivative(Logits(), False, False), stored_derivative(_HEAD, True, True),
-    statistics(_HEAD, True, True, True, False, "rounded"), derivative(_HEAD, True, True), split_sum,
+    statistics(_HEAD, True, True, True, False, "rounded"), derivative(_HEAD, True, True),
     folded, weighted_rows, *(unfolded(True, True, stored) for stored in (False, True)),
     stored_derivative(_SCALED, True, True), derivative(_SCALED, True, True),
     statistics(_SCALED, True, True, True, True, "rounded"),

@@ -60,6 +60,50 @@ def test_a_compiled_function_holds_the_loss_in_one_graph(options):
         close(a.detach(), b.detach(), 0.0)
 
 
+#: A sum of dW over four chunks, for which fp32 does not fit.
+NARROW = {"schedule": "forward", "chunk": 16, "memory_limit": 1}
+
+
+def rounded_and_wide():
+    """A bf16 head, and dW by the function with sums in bf16 and in fp32."""
+    x, weight, target, _ = head(64, d=16, v=61, dtype=torch.bfloat16)
+    found = []
+    for dtype in (torch.bfloat16, None):
+        loss = codetta.linear_cross_entropy(x, weight, target, accum_dtype=dtype, **NARROW)
+        found.append(torch.autograd.grad(loss, weight)[0])
+    assert not torch.equal(*found)
+    return (x, weight, target), *found
+
+
+def test_the_module_sums_dw_as_it_is_told():
+    (x, weight, target), *expected = rounded_and_wide()
+    for dtype, dw in zip((torch.bfloat16, torch.float32), expected, strict=True):
+        module = codetta.nn.LinearCrossEntropyLoss(accum_dtype=dtype, **NARROW)
+        assert f"accum_dtype={dtype}" in repr(module)
+        assert torch.equal(torch.autograd.grad(module(x, weight, target), weight)[0], dw)
+
+
+def test_a_compiled_function_sums_dw_as_it_is_told():
+    """The operator's text carries it to where the schedule is chosen."""
+    (x, weight, target), *expected = rounded_and_wide()
+
+    def loss(x, weight, dtype):
+        return codetta.linear_cross_entropy(x, weight, target, accum_dtype=dtype, **NARROW)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
+    for dtype, dw in zip((torch.bfloat16, None), expected, strict=True):
+        assert torch.equal(torch.autograd.grad(compiled(x, weight, dtype), weight)[0], dw)
+
+
+def test_a_compiled_function_refuses_a_dtype_for_sums():
+    x, weight, target, _ = head(5)
+    torch._dynamo.reset()
+    compiled = torch.compile(codetta.linear_cross_entropy, backend="eager")
+    with pytest.raises(codetta.errors.BadAttribute):
+        compiled(x, weight, target, accum_dtype=torch.float16)
+
+
 def test_a_compiled_function_serves_any_number_of_tokens():
     graphs = []
 

@@ -21,7 +21,7 @@ def rows(start):
 
 def what(plan):
     if plan.schedule == "forward":
-        return f"forward, {plan.rows} tokens{', split sums' if plan.split else ''}"
+        return f"forward, {plan.rows} tokens{', dW summed in bf16' if plan.rounded else ''}"
     return f"recompute, {plan.chunk} of the {plan.over}"
 
 
@@ -52,6 +52,22 @@ def test_plans_are_those_that_are_chosen(row):
     problem = Problem(16384, int(d), int(v), torch.bfloat16, True, True, True, shifted=True)
     plans = [choose(problem, limit=gib << 30) for gib in (1, 4)]
     assert found == [x for p in plans for x in (what(p), f"{p.seconds * 1e3:.1f}")]
+
+
+BF16_SUMS = rows(r"D \d+ \| \d+ \| (?:forward|recompute)")
+
+
+@pytest.mark.parametrize("row", BF16_SUMS)
+def test_plans_with_bf16_sums_are_those_that_are_chosen(row):
+    d, v, *found = [cell.strip() for cell in row.removeprefix("D ").split("|")]
+    sizes = (16384, int(d), int(v), torch.bfloat16, True, True, True)
+    problems = [Problem(*sizes, shifted=True, may_round=r) for r in (False, True)]
+    plans = [choose(p, limit=1 << 30) for p in problems]
+    assert found == [x for p in plans for x in (what(p), f"{p.seconds * 1e3:.1f}")]
+
+
+def test_the_table_of_bf16_sums_shows_where_they_are_taken_and_where_not():
+    assert {"summed in bf16" in row for row in BF16_SUMS} == {True, False}
 
 
 def test_every_argument_is_on_the_page():

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import codetta
 from codetta.loss import Problem, choose
-from codetta.loss.plan import MEMORY_LIMIT, candidates
+from codetta.loss.plan import MEMORY_LIMIT, PRECISION_COST, ROUNDED_CHUNKS, candidates
 
 BF16 = torch.bfloat16
 
@@ -64,6 +64,73 @@ def test_a_plan_prints_what_it_costs():
     assert "of the vocabulary" in str(choose(problem(scalar=False)))
 
 
+# ------------------------------------------------------------------------------ sums in bf16
+def rounding(**changes):
+    return problem(**{"shifted": True, "may_round": True, **changes})
+
+
+LARGE = [(4096, 128256), (4096, 151936), (2048, 151936)]
+
+
+@pytest.mark.parametrize(("d", "v"), LARGE)
+def test_three_products_fit_where_an_fp32_sum_does_not_if_it_may_be_rounded(d, v):
+    plan = choose(rounding(d=d, v=v))
+    assert plan.schedule == "forward" and plan.rounded and plan.bytes_extra <= MEMORY_LIMIT
+    assert -(-16384 // plan.rows) <= ROUNDED_CHUNKS == 5
+    wide = choose(rounding(d=d, v=v, may_round=False))
+    assert wide.schedule == "recompute" and not wide.rounded and wide.seconds > 1.3 * plan.seconds
+    assert "dW summed in bf16" in str(plan) and "bf16" not in str(wide)
+
+
+def fitting(wanted, limit):
+    """The fastest plan with rounded sums that fits, and the fastest without."""
+    found = [p for p in candidates(wanted) if p.bytes_extra <= limit]
+    return [
+        min((p for p in found if p.rounded is r), key=lambda p: p.seconds) for r in (True, False)
+    ]
+
+
+def test_an_fp32_sum_that_fits_goes_first():
+    small = rounding(m=6000, d=2048, v=32000)
+    rounded, wide = fitting(small, 1 << 28)
+    assert rounded.seconds < wide.seconds <= PRECISION_COST * rounded.seconds
+    assert choose(small, limit=1 << 28) == wide
+    for limit in (1 << 30, 1 << 32):
+        assert not choose(rounding(v=128256), limit=limit).rounded
+        assert choose(rounding(v=128256), limit=limit) == choose(
+            rounding(v=128256, may_round=False), limit=limit
+        )
+
+
+def test_an_fp32_sum_that_costs_much_time_does_not():
+    """Few tokens: adding in fp32 moves more bytes than the products compute."""
+    few, limit = rounding(m=1024, d=256), 200 << 20
+    rounded, wide = fitting(few, limit)
+    assert wide.seconds > PRECISION_COST * rounded.seconds
+    assert choose(few, limit=limit) == rounded
+
+
+@pytest.mark.parametrize("m", [1, 128, 130, 1000, 16384, 1 << 20])
+def test_no_more_than_five_chunks_are_summed_in_bf16(m):
+    found = {-(-m // p.rows) for p in candidates(rounding(m=m)) if p.rounded}
+    assert found <= {2, 3, 4, 5} and (5 in found or m <= 1000)  # parts are whole tiles
+    for chunks in range(1, 9):
+        rows = max(1, -(-m // chunks))
+        some = any(p.rounded for p in candidates(rounding(m=m), rows))
+        assert some == (1 < -(-m // rows) <= 5)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"shifted": False}, {"dtype": torch.float16}, {"dtype": torch.float32}, {"scalar": False},
+     {"dw": False}, {"may_round": False}],
+    ids=lambda o: "-".join(o) + str(*o.values()),
+)  # fmt: skip
+def test_nothing_else_is_summed_in_bf16(other):
+    assert any(p.rounded for p in candidates(rounding()))
+    assert not any(p.rounded for p in candidates(rounding(**other)))
+
+
 class Alive(TorchDispatchMode):
     """Most bytes of the results of codetta's operators that were alive at one time."""
 
@@ -98,4 +165,19 @@ def test_the_memory_of_a_run_is_that_of_its_plan(schedule, dtype, monkeypatch):
         torch.autograd.grad(loss, (x, weight))
     gradients = (m + v) * d * dtype.itemsize
     vectors = 16 * m * 4
+    assert plan.bytes_extra <= alive.peak <= plan.bytes_extra + gradients + vectors
+
+
+def test_a_sum_in_bf16_takes_no_memory_beside_the_gradient(monkeypatch):
+    m, d, v = 512, 64, 2560
+    plan = next(p for p in candidates(rounding(m=m, d=d, v=v)) if p.rounded and p.rows == 128)
+    monkeypatch.setattr("codetta.loss.operator.choose", lambda *a, **k: plan)
+    x, weight, target, _ = head(m, d=d, v=v, dtype=BF16)
+    gc.collect()
+    with codetta.use_backend("reference"), Alive() as alive:
+        loss = codetta.linear_cross_entropy(x, weight, target)
+        torch.autograd.grad(loss, (x, weight))
+    gradients, vectors = (m + v) * d * 2, 16 * m * 4
+    # What an fp32 sum would take is more than dx and the chunk's rows, which may be out of sight.
+    assert vectors + (m + 128) * d * 2 < 2 * v * d
     assert plan.bytes_extra <= alive.peak <= plan.bytes_extra + gradients + vectors

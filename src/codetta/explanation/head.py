@@ -66,7 +66,7 @@ def _forward(p: Problem, plan: LossPlan) -> Iterator[KernelFact]:
             chunk = m * p.v * e
             yield KernelFact("dz", FORWARD, MEMORY, "pointwise", chunk, chunk, 0, e, formulas=_DZ)
         yield from _gradients(p, FORWARD, m, p.v, several, over_tokens=True)
-    if several and p.narrow and p.dw and not plan.split:
+    if several and p.narrow and p.dw:
         yield _rounded("d_weight", FORWARD, p.v * p.d, e)
     for name, wanted, rows in (("d_x", p.dx, p.m), ("d_weight", p.dw, p.v)):
         if wanted:

@@ -43,6 +43,7 @@ def check(
     chunk: Any,
     schedule: Any,
     limit: Any,
+    accum_dtype: Any,
 ) -> None:
     """Raise a named error unless the arguments fit together; no value of a tensor is read."""
     _numbers(reduction, smoothing, softcap, chunk, schedule)
@@ -75,6 +76,7 @@ def check(
     if any(t.device != x.device for t in named.values()):
         where = ", ".join(f"{name} on {t.device}" for name, t in named.items())
         raise DeviceMismatch(given=where)
+    _sums(accum_dtype, x)
 
 
 def _numbers(reduction: Any, smoothing: Any, softcap: Any, chunk: Any, schedule: Any) -> None:
@@ -103,6 +105,21 @@ def _constants(**numbers: Any) -> None:
         else:
             continue
         raise BadAttribute(op=_OP, attribute=name, given=x, fix=fix)
+
+
+def _sums(accum_dtype: Any, x: Tensor) -> None:
+    """What dW may be summed in: fp32, or the dtype that x has where the passes see it."""
+    cast = _has_autocast(x.device.type) and x.dtype is not torch.float64
+    dtype = torch.get_autocast_dtype(x.device.type) if cast else x.dtype
+    if accum_dtype is None or accum_dtype is torch.float32:
+        return
+    if dtype is torch.float16:
+        fix = "use None or torch.float32; fp16 has not the range for parts of a gradient"
+    elif accum_dtype is not dtype:
+        fix = f"use None, torch.float32 or the dtype of x, {dtype}"
+    else:
+        return
+    raise BadAttribute(op=_OP, attribute="accum_dtype", given=accum_dtype, fix=fix)
 
 
 def _together(reduction: str, num_items: Any, schedule: str | None) -> None:

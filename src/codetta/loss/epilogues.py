@@ -66,27 +66,10 @@ from codetta.language.values import Value
 from codetta.loss.options import Logits
 
 
-def _split(x: Value) -> dict[str, Value]:
-    high = round_to(x)
-    return {"high": high, "low": where(high == x, 0.0, x - high)}  # infinities leave nothing
-
-
 @epilogue
 def widened(acc):
     """a @ b in the accumulator's dtype: what the first chunk puts into a sum over chunks."""
     return store(acc, "accumulator")
-
-
-@epilogue
-def split(acc):
-    """a @ b as a sum of two numbers of the operands' dtype, high the rounded one."""
-    return _split(acc)
-
-
-@epilogue
-def split_sum(acc, high: Tile, low: Tile):
-    """high + low + a @ b, split again: a sum over chunks with twice the digits of its dtype."""
-    return _split(acc + (high + low))
 
 
 @finalizer

@@ -79,6 +79,8 @@ class Request:
         schedule, chunk, limit: what the caller says about the schedule, see
             :func:`codetta.loss.plan.choose`.
         need: whether x, weight, bias and column scale need gradients.
+        may_round: whether dW may be summed over chunks in bf16, see
+            :class:`codetta.loss.plan.Problem`.
     """
 
     options: Options
@@ -87,6 +89,7 @@ class Request:
     chunk: int | None
     limit: int
     need: Need = (False, False, False, False)
+    may_round: bool = False
 
     @property
     def text(self) -> str:
@@ -95,15 +98,17 @@ class Request:
         parts = (
             (z.bias, z.scale, z.cap, z.rows),
             (o.smoothing, o.z_loss, o.accuracy, o.keep_logits, o.slopes),
-            (self.scalar, self.schedule, self.chunk, self.limit), self.need,
+            (self.scalar, self.schedule, self.chunk, self.limit), self.need, self.may_round,
         )  # fmt: skip
         return repr(parts)
 
     @staticmethod
     @lru_cache(maxsize=1024)
     def parse(text: str) -> Request:
-        logits, options, (scalar, schedule, chunk, limit), need = ast.literal_eval(text)
-        return Request(Options(Logits(*logits), *options), scalar, schedule, chunk, limit, need)
+        parts = ast.literal_eval(text)
+        logits, options, (scalar, schedule, chunk, limit), need, may_round = parts
+        made = Options(Logits(*logits), *options)
+        return Request(made, scalar, schedule, chunk, limit, need, may_round)
 
     def needing(self, need: Need, row_scale: bool = False) -> Request:
         """The request where these gradients are needed, and the row scale's."""

@@ -9,9 +9,23 @@
                 (dW of a chunk is complete at once, dx is summed) or of the tokens (the reverse).
 
 A sum over chunks needs more digits than a 16-bit result and is rounded once. It is kept in fp32,
-4 V D bytes for dW or 4 M D for dx before the result is made of it; or, of bf16, split into two bf16
-numbers of which the higher one becomes the result: 16 bits, 4 V D bytes beside it, and a kernel
-that loads and stores two tiles.
+4 V D bytes for dW or 4 M D for dx before the result is made of it.
+
+Where 4 V D bytes are too many, a caller may allow dW of 'forward' to be summed in bf16, in the
+gradient's own memory, rounded once per chunk. That is done only where it does little harm: in the
+shifted form and over at most ROUNDED_CHUNKS chunks. The reason counts independent roundings to
+bf16, of relative variance one unit each (an error of 1.66e-3):
+
+    shifted form      E, the weighted rows of x and the stored dW: 3 units, 2.88e-3 (measured)
+    c chunks          the sum of k of them has k/c of the variance of all, where their parts are
+                      independent, and so has its rounding error: (c - 1)/2 units more; 5 chunks
+                      make 5 units, 3.7e-3
+
+PyTorch's own error is not that of a count: where probabilities are small, what it rounds before the
+stored dW is mostly 1 / tokens, the same number in every row. With 15360 tokens, as in the
+benchmarks, that is off by 3.4e-3 and dW by 3.8e-3 (measured), more than here; with a reciprocal
+that bf16 holds dW is off by one unit, 1.7e-3, and five chunks by 2.2 times as much. So it is never
+the default, and fp32 sums go first where they fit and cost little time.
 
 The cheapest schedule whose extra memory stays within a limit is chosen; extra is what is alive at
 the peak beside inputs and gradients. Time is counted GEMM by GEMM, the larger of its operations and
@@ -32,11 +46,12 @@ MEMORY_LIMIT = 1 << 30
 FLOPS_PER_SECOND, BYTES_PER_SECOND, LAUNCH_SECONDS = 7.0e14, 4.0e12, 5e-6
 #: A kernel hides all but this share of the smaller of its two times.
 UNHIDDEN = 0.1
-#: A GEMM whose epilogue loads two tiles takes this much longer than the plain one (H200, D 2048,
-#: V 128256, 2048 tokens a chunk: 13.5 ms for 10.9).
-SPLIT_COST = 1.24
 #: Sizes of chunks that are tried: multiples of a tile, four from one power of two to the next.
 CHUNKS = (128, 256, 384, 512, *(128 * k << i for i in range(9) for k in (5, 6, 7, 8)))
+#: Chunks that dW may at most be summed over in bf16, see above.
+ROUNDED_CHUNKS = 5
+#: A plan with fp32 sums is preferred up to this multiple of the time of one with bf16 sums.
+PRECISION_COST = 1.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +67,7 @@ class Problem:
         fold: whether the hidden states have a column scale, which is multiplied into each chunk.
         shifted: whether exponentials are stored instead of logits, see
             :mod:`codetta.loss.shifted`.
+        may_round: whether dW may be summed over chunks in bf16; it has an effect for bf16 only.
     """
 
     m: int
@@ -64,6 +80,7 @@ class Problem:
     db: bool = False
     fold: bool = False
     shifted: bool = False
+    may_round: bool = False
 
     @property
     def differentiated(self) -> bool:
@@ -71,8 +88,14 @@ class Problem:
 
     @property
     def narrow(self) -> bool:
-        """Whether a sum over chunks must be kept wider than the result."""
+        """Whether a sum over chunks must be kept wider than the result, if nothing else is said."""
         return self.dtype.itemsize < 4
+
+    @property
+    def rounds(self) -> bool:
+        """Whether dW may be summed in bf16, over few chunks."""
+        bf16 = self.dtype is torch.bfloat16
+        return self.may_round and bf16 and self.shifted and self.scalar and self.dw
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +107,7 @@ class LossPlan:
         over: what the backward of 'recompute' is cut along, 'vocabulary' or 'tokens'.
         rows: tokens of a chunk of the forward pass.
         chunk: tokens or vocabulary rows of a chunk of the backward of 'recompute'.
-        split: whether sums over chunks are kept as two numbers of the result's dtype.
+        rounded: whether dW is summed over chunks in bf16, in its own memory.
         seconds: forward and backward on an H200, by the model.
         bytes_extra: peak memory beside inputs and gradients.
     """
@@ -93,7 +116,7 @@ class LossPlan:
     over: str
     rows: int
     chunk: int
-    split: bool
+    rounded: bool
     seconds: float
     bytes_extra: int
 
@@ -101,7 +124,7 @@ class LossPlan:
         how = f"chunks of {self.rows} tokens"
         if self.schedule == "recompute":
             how += f", backward in chunks of {self.chunk} of the {self.over}"
-        how += ", sums split" if self.split else ""
+        how += ", dW summed in bf16" if self.rounded else ""
         return (
             f"{self.schedule}: {how}; {self.bytes_extra / 2**20:.0f} MiB extra, "
             f"{self.seconds * 1e3:.2f} ms by the model"
@@ -115,7 +138,7 @@ def choose(
     chunk: int | None = None,
     limit: int = MEMORY_LIMIT,
 ) -> LossPlan:
-    """The fastest schedule within the limit; the smallest if none is.
+    """The fastest schedule within the limit, fp32 sums first; the smallest if none is.
 
     Args:
         schedule: 'forward' or 'recompute' to have that one. Nothing to differentiate, or more
@@ -132,7 +155,10 @@ def _chosen(problem: Problem, schedule: str | None, chunk: int | None, limit: in
     fitting = [p for p in found if p.bytes_extra <= limit]
     if not fitting:
         return min(found, key=lambda p: (p.bytes_extra, p.seconds))
-    return min(fitting, key=lambda p: (p.seconds, p.bytes_extra))
+    fastest = min(fitting, key=lambda p: (p.seconds, p.bytes_extra))
+    # With precision first; a fastest plan without rounded sums is its own best.
+    wide = [p for p in fitting if not p.rounded and p.seconds <= PRECISION_COST * fastest.seconds]
+    return min(wide or fitting, key=lambda p: (p.seconds, p.bytes_extra))
 
 
 def _allowed(plan: LossPlan, problem: Problem, schedule: str | None) -> bool:
@@ -146,11 +172,12 @@ def candidates(problem: Problem, chunk: int | None = None) -> Iterator[LossPlan]
     """All schedules of a problem that are possible."""
     for rows in _sizes(problem.m, chunk):
         if problem.scalar and problem.differentiated:
-            yield _forward(problem, rows, False)
-            if problem.dtype is torch.bfloat16:
-                yield _forward(problem, rows, True)
+            yield _forward(problem, rows)
         if chunk is not None:
             yield _recompute(problem, rows, "tokens", rows)
+    if problem.rounds:
+        for rows in _few(problem.m, chunk):
+            yield _forward(problem, rows, rounded=True)
     if chunk is None:
         statistics = max(128, _CHUNK_ELEMENTS // problem.v // 128 * 128)
         for over, size in (("tokens", problem.m), ("vocabulary", problem.v)):
@@ -168,17 +195,23 @@ def _sizes(size: int, chunk: int | None) -> list[int]:
     return [c for c in CHUNKS if c < size] + ([max(1, size)] if size <= CHUNKS[-1] else [])
 
 
+def _few(m: int, chunk: int | None) -> list[int]:
+    """Tokens of a chunk, where there are few enough of them to be summed in bf16: even parts."""
+    even = [-(-m // (128 * n)) * 128 for n in range(2, ROUNDED_CHUNKS + 1)]
+    sizes = even if chunk is None else [chunk]
+    return [rows for rows in sizes if 1 < _pieces(m, rows) <= ROUNDED_CHUNKS]
+
+
 # ------------------------------------------------------------------------------------- costs
-def _forward(p: Problem, rows: int, split: bool) -> LossPlan:
+def _forward(p: Problem, rows: int, rounded: bool = False) -> LossPlan:
     chunks = _pieces(p.m, rows)
     e = p.dtype.itemsize
     kept = rows * p.v * e
-    slower = SPLIT_COST if split and chunks > 1 else 1.0
     seconds = chunks * (
         _gemm(rows, p.v, p.d, e, e)
         + (_kernel(2 * rows * p.d * e) if p.shifted else _kernel(2 * kept))
         + (_gemm(rows, p.d, p.v, e, e) if p.dx else 0.0)
-        + (_gemm(p.v, p.d, rows, e, _sum_bytes(p, chunks)) * slower if p.dw else 0.0)
+        + (_gemm(p.v, p.d, rows, e, _sum_bytes(p, chunks, rounded)) if p.dw else 0.0)
     )
     scaled = (p.m * p.dx + p.v * p.dw) * p.d * e
     seconds += _kernel(2 * scaled)
@@ -188,10 +221,10 @@ def _forward(p: Problem, rows: int, split: bool) -> LossPlan:
     if p.fold:
         extra += rows * p.d * e
         seconds += chunks * _kernel(2 * rows * p.d * e)
-    if p.dw and p.narrow and chunks > 1:
-        extra = _with_sum(extra, p.v * p.d, e, split)
-        seconds += 0.0 if split else _kernel((4 + e) * p.v * p.d)
-    return LossPlan("forward", "tokens", rows, rows, split, seconds, extra)
+    if p.dw and p.narrow and chunks > 1 and not rounded:
+        extra = _with_sum(extra, p.v * p.d, e)
+        seconds += _kernel((4 + e) * p.v * p.d)
+    return LossPlan("forward", "tokens", rows, rows, rounded, seconds, extra)
 
 
 def _recompute(p: Problem, rows: int, over: str, chunk: int) -> LossPlan:
@@ -224,21 +257,18 @@ def _recompute(p: Problem, rows: int, over: str, chunk: int) -> LossPlan:
                 extra, summed = extra + v * p.d * e * p.dw, p.m * p.d * p.dx
             seconds += _kernel(2 * (p.m * p.d if over == "tokens" else p.v * p.d) * e)
             if p.narrow:
-                extra = _with_sum(extra, summed, e, False)
+                extra = _with_sum(extra, summed, e)
                 seconds += _kernel((4 + e) * summed)
     extra = max(extra, rows * p.d * e) if p.fold else extra
     return LossPlan("recompute", over, rows, chunk, False, seconds, extra)
 
 
-def _with_sum(extra: int, elements: int, e: int, split: bool) -> int:
+def _with_sum(extra: int, elements: int, e: int) -> int:
     """Extra memory with a sum over chunks beside what a chunk needs.
 
     A sum in fp32 becomes the gradient at the end: until then the gradient is not there yet, after
-    the last chunk only the sum is. Of a split sum the higher number is the gradient, and the lower
-    one is there twice while a chunk is added: kernels write over one of two matrices they load.
+    the last chunk only the sum is.
     """
-    if split:
-        return extra + 2 * e * elements
     return max(extra + (4 - e) * elements, 4 * elements)
 
 
@@ -246,9 +276,10 @@ def _pieces(size: int, part: int) -> int:
     return max(1, -(-size // max(1, part)))
 
 
-def _sum_bytes(p: Problem, chunks: int) -> int:
+def _sum_bytes(p: Problem, chunks: int, rounded: bool = False) -> int:
     """Bytes written and read per element of a product that is added to a sum over chunks."""
-    return p.dtype.itemsize if chunks == 1 else 2 * max(4, p.dtype.itemsize)
+    e = p.dtype.itemsize
+    return e if chunks == 1 else 2 * (e if rounded else max(4, e))
 
 
 def _gemm(m: int, n: int, k: int, read: int, written: int) -> float:

@@ -10,11 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from codetta.backends.select import backend_for
-from codetta.backends.watched import is_watched
-from codetta.language import Program
 from codetta.loss import shifted
-from codetta.loss.epilogues import split, split_sum, unfolded, widened
+from codetta.loss.epilogues import unfolded, widened
 from codetta.loss.head import Gradients, Head
 from codetta.loss.options import Need
 from codetta.loss.plan import LossPlan
@@ -25,15 +22,16 @@ class Sums:
     """dh = dz W, dW = dzᵀ h and dbias = Σ dz, chunk by chunk; of dh, dx and dγ.
 
     Of chunks of tokens, a chunk of dx is complete at once and dW is a sum over all; of chunks of
-    the vocabulary it is the other way round. Sums are kept with more digits than the result has.
+    the vocabulary it is the other way round. Sums are kept with more digits than the result has,
+    unless the plan rounds them: such a sum lies in the memory of the gradient.
     """
 
     def __init__(self, head: Head, need: Need, plan: LossPlan, chunks: int) -> None:
         self.head, self.chunks = head, chunks
         self.need_x, self.need_w, self.need_b, self.need_column = need
-        self.tokens, self.split = plan.over == "tokens", plan.split
+        self.tokens, self.rounded = plan.over == "tokens", plan.rounded
         self.parts: Tensor | None = None  # of the gradient that is made of complete parts
-        self.sums: list[Tensor] = []  # of the other one: one number wide, or split in two
+        self.total: Tensor | None = None  # of the other one
         self.bias: Tensor | None = None
         self.column: Tensor | None = None
 
@@ -77,9 +75,9 @@ class Sums:
 
     def _unfold_sum(self) -> Tensor | None:
         """dx of the sum that dh is; dγ beside it."""
-        if not self.sums:
+        if self.total is None:
             return None
-        (total,), head = self.sums, self.head
+        total, head = self.total, self.head
         program = unfolded(self.need_x, self.need_column, True)
         operands, (m, d) = [total, *self._scaling(head)], total.shape
         made = run_pointwise(program, operands, m, d, head.x.dtype, head.compute)
@@ -95,14 +93,12 @@ class Sums:
         self.parts[start : start + len(made)] = made
 
     def _sum(self, start: int, a: Tensor, b: Tensor, *, wide: bool = False) -> None:
-        if not self.sums:
-            one = self.chunks == 1 and not wide
-            first = IDENTITY if one else split if self.split else widened
-            self.sums = run_gemm(first, a, b)
-        elif self.split:
-            self.sums = _overwriting(split_sum, a, b, self.sums)
+        if self.total is None:
+            narrow = self.rounded or (self.chunks == 1 and not wide)
+            first = IDENTITY if narrow else widened
+            (self.total,) = run_gemm(first, a, b)
         else:
-            run_gemm_accumulate_(self.sums[0], a, b)
+            run_gemm_accumulate_(self.total, a, b)
 
     def _add_bias(self, start: int, column_sum: Tensor) -> None:
         if self.bias is None:
@@ -116,7 +112,7 @@ class Sums:
         if column is not None and not self.tokens:
             total = self._unfold_sum()
         else:
-            total = self.sums[0].to(head.x.dtype) if self.sums else None
+            total = None if self.total is None else self.total.to(head.x.dtype)
         dx, dw = (self.parts, total) if self.tokens else (total, self.parts)
         dx = _or_zeros(dx, head.x) if self.need_x else None
         d_column = None
@@ -135,12 +131,3 @@ class Sums:
 
 def _or_zeros(gradient: Tensor | None, like: Tensor) -> Tensor:
     return torch.zeros_like(like) if gradient is None else gradient.to(like.dtype)
-
-
-def _overwriting(program: Program, a: Tensor, b: Tensor, operands: list[Tensor]) -> list[Tensor]:
-    """Results of a program, in the memory of its operands where a backend can."""
-    if is_watched(a, b):
-        return run_gemm(program, a, b, operands)
-    with torch._C._AutoDispatchBelowADInplaceOrView():
-        into = dict(enumerate(operands))
-        return backend_for(a).gemm(program, a, b, operands, None, False, into=into)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from codetta.loss import linear_cross_entropy
@@ -19,6 +20,9 @@ class LinearCrossEntropyLoss(nn.Module):
         loss = criterion(hidden, model.lm_head.weight, input_ids)
 
     Args:
+        accum_dtype: what dW is summed in over chunks of tokens: fp32, the default; or of bf16
+            tensors ``torch.bfloat16``, where fp32 sums do not fit. Another one is a BadAttribute of
+            the call.
         settings: keyword arguments of :func:`codetta.linear_cross_entropy` but its tensors.
     """
 
@@ -32,13 +36,14 @@ class LinearCrossEntropyLoss(nn.Module):
         logit_scale: float = 1.0,
         z_loss: float = 0.0,
         shift: bool = False,
+        accum_dtype: torch.dtype | None = None,
         **settings: Any,
     ) -> None:
         super().__init__()
         self.settings: dict[str, Any] = {
             "ignore_index": ignore_index, "reduction": reduction,
             "label_smoothing": label_smoothing, "softcap": softcap, "logit_scale": logit_scale,
-            "z_loss": z_loss, "shift": shift, **settings,
+            "z_loss": z_loss, "shift": shift, "accum_dtype": accum_dtype, **settings,
         }  # fmt: skip
 
     def forward(
