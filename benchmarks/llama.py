@@ -63,7 +63,7 @@ WRONG = 0.3
 TESTS = ("tiny", "tiny-qwen3")
 #: Measured only if it is named.
 ASKED_FOR = ("smollm2-135m",)
-COMPILED = ("torch.compile, causal", "CODA")
+COMPILED = ("CODA", "torch.compile, causal")
 CACHES = ("QUACK_CACHE_DIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CODETTA_CACHE_DIR")
 
 
@@ -198,8 +198,8 @@ def first_step(case: Case, name: str) -> dict[str, float]:
     }
 
 
-def compile_time(case: Case) -> dict[str, Any]:
-    """First steps in new processes, with empty and with filled caches."""
+def compile_time(case: Case, file: Path) -> None:
+    """First steps in new processes, with empty and with filled caches; written as they come."""
     found: dict[str, Any] = {"case": asdict(case), "environment": environment()}
     for name in COMPILED:
         with tempfile.TemporaryDirectory() as folder:
@@ -214,7 +214,7 @@ def compile_time(case: Case) -> dict[str, Any]:
                     json.loads(last) if done.returncode == 0 else {"failed": done.stderr[-800:]}
                 )
                 print(f"  {name}, {state}: {found[name][state]}", flush=True)
-    return found
+                write_json(file, found)
 
 
 # ------------------------------------------------------------------------------------ report
@@ -275,7 +275,7 @@ def main(arguments: list[str] | None = None) -> None:
     if args.compile_time:
         file = args.out / f"llama_compile_{args.compile_time}.json"
         if not file.exists():
-            write_json(file, compile_time(CASES[args.compile_time]))
+            compile_time(CASES[args.compile_time], file)
         print(file.read_text())
         return
     budget = Budget(args.budget)

@@ -119,14 +119,19 @@ def candidates(
 
 
 def loss_problems(shape: str) -> dict[str, Problem]:
-    """The kernels of one step of the loss head, as it runs within 1 GiB and within 4."""
+    """The kernels of one step of the loss head, as it runs within 1 GiB, with fp32 and with bf16
+    sums, and within 4."""
     import loss
     import loss_contenders
 
     sizes = next(s for s in loss_contenders.SHAPES if s.name == shape)
     head = loss_contenders.Head.random(sizes, TOKENS, torch.bfloat16)
     found: dict[str, Problem] = {}
-    for make in (loss_contenders.coda, loss_contenders.coda_forward):
+    for make in (
+        loss_contenders.coda,
+        loss_contenders.coda_forward,
+        loss_contenders.coda_bf16_sums,
+    ):
         step = loss.run(head, make(head), "both")
         found |= {p.name + f" {p.program.digest[:6]}": p for p in kernels_of(step, (), {})}
     head.clear()
@@ -278,6 +283,7 @@ def main() -> None:
     parser.add_argument("--loss", action="append", default=[], help="a shape of loss.py")
     parser.add_argument("--model", action="append", default=[], help="a case of llama.py")
     parser.add_argument("--task", action="append", default=[], help="a task of author_tasks.py")
+    parser.add_argument("--only", default="", help="kernels that have this in their name")
     parser.add_argument("--budget", type=float, default=300.0, help="seconds")
     parser.add_argument("--workers", type=int, default=0, help="compile processes")
     parser.add_argument("--write-defaults", action="store_true")
@@ -294,6 +300,9 @@ def main() -> None:
         named[f"loss_{shape_name}"] = loss_problems(shape_name)
     named |= {model: model_problems(model) for model in args.model}
     named |= {TASK + task: task_problems(task) for task in args.task}
+    named = {
+        x: {name: p for name, p in found.items() if args.only in name} for x, found in named.items()
+    }
     measure_all(named, args.out, args.budget, args.workers)
 
 

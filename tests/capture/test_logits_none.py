@@ -91,7 +91,7 @@ def test_explain_counts_the_schedule_that_the_limit_allows():
     assert found[1] != found[1 << 40]
 
 
-@pytest.mark.parametrize("limit", [0, -1, 2.0, "1 GiB"])
+@pytest.mark.parametrize("limit", [0, -1, 2.0, True, "1 GiB"])
 def test_a_limit_that_is_no_number_of_bytes_is_refused(limit):
     with pytest.raises(errors.UnknownOption, match=r"loss_memory_limit=.*positive number"):
         codetta.compile(torch.nn.Linear(4, 4), loss_memory_limit=limit)

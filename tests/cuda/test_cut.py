@@ -62,7 +62,7 @@ def operands():
     m, n, k = 37, 5 * HEAD, 24
     table = torch.randn(m, HEAD)
     return {
-        "a": torch.randn(m, k, dtype=BF16), "b": torch.randn(n, k, dtype=BF16).t(),
+        "a": torch.randn(m, k).to(BF16), "b": torch.randn(n, k).to(BF16).t(),
         "scale": torch.rand(m) + 0.5, "weight": torch.randn(n),
         "normed": (torch.arange(n) < 3 * HEAD).float(), "rope": (table, torch.arange(m)),
     }  # fmt: skip
@@ -78,23 +78,30 @@ def test_the_product_stores_what_the_program_rounds():
     assert launch.explain(head_norm) is not None and launch.explain(found.first) is None
 
 
-@pytest.mark.parametrize("program", [head_norm, nothing_stored], ids=lambda p: p.name)
-def test_both_halves_give_the_program(program):
-    """Bit for bit what the accumulator gives in one piece, for it is rounded where it was."""
+def both(program):
+    """What the reference gives, and the backend that runs."""
     given = operands()
     if program is nothing_stored:
-        given = {n: given[n] for n in "ab"} | {"x": torch.randn(37, 5 * HEAD, dtype=BF16)}
+        given = {n: given[n] for n in "ab"} | {"x": torch.randn(37, 5 * HEAD).to(BF16)}
     a, b = given.pop("a"), given.pop("b")
-    expected = codetta.gemm(a, b, program, **given)
-    with running("emulated"):
-        found = codetta.gemm(a, b, program, **given)
+    found = codetta.gemm(a, b, program, **given)
+    with codetta.use_backend("reference"):
+        return codetta.gemm(a, b, program, **given), found
+
+
+@pytest.mark.parametrize("program", [head_norm, nothing_stored], ids=lambda p: p.name)
+def test_both_halves_give_the_program(fused, program):
+    """What is stored in between is what the program rounds, so nothing else changes."""
+    expected, found = both(program)
+    check(program, expected, found)
+
+
+def check(program, expected, found):
     names = [o.name for o in program.outputs] if program is head_norm else [None]
     for name in names:
         got, want = (getattr(x, name) if name else x for x in (found, expected))
         assert got.dtype == want.dtype
-        torch.testing.assert_close(got, want, rtol=8e-3, atol=8e-3)
-    if program is head_norm:
-        assert torch.equal(found.z, expected.z)
+        torch.testing.assert_close(got, want, rtol=8e-3, atol=1e-2)
 
 
 def test_the_accumulator_is_not_stored_in_fp32(monkeypatch):
@@ -137,5 +144,7 @@ def test_the_kernel_that_is_compiled_beforehand_is_the_first_half():
 def test_a_broken_cut_is_seen(monkeypatch):
     made = cut.Cut.results
     monkeypatch.setattr(cut.Cut, "results", lambda self, stored, rest: made(self, -stored, rest))
+    with running("emulated"):
+        expected, found = both(head_norm)
     with pytest.raises(AssertionError):
-        test_both_halves_give_the_program(head_norm)
+        check(head_norm, expected, found)

@@ -191,6 +191,7 @@ def test_two_unequal_micro_batches_equal_one_batch():
         ({"num_items_in_batch": torch.tensor([3, 4])}, codetta.errors.BadRank),
         ({"chunk": 0}, codetta.errors.BadAttribute),
         ({"memory_limit": 0}, codetta.errors.BadAttribute),
+        ({"memory_limit": True}, codetta.errors.BadAttribute),
         ({"memory_limit": 1e9}, codetta.errors.BadAttribute),
         ({"accum_dtype": torch.bfloat16}, codetta.errors.BadAttribute),
         ({"accum_dtype": torch.int32}, codetta.errors.BadAttribute),

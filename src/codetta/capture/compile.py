@@ -84,7 +84,7 @@ def compile(
     _check("backend", backend, _BACKENDS)
     _check("logits", logits, ("keep", "none"))
     if loss_memory_limit is not None and not (
-        isinstance(loss_memory_limit, int) and loss_memory_limit > 0
+        type(loss_memory_limit) is int and loss_memory_limit > 0
     ):
         raise UnknownOption(
             option="loss_memory_limit", given=loss_memory_limit,

@@ -47,7 +47,7 @@ def check(
 ) -> None:
     """Raise a named error unless the arguments fit together; no value of a tensor is read."""
     _numbers(reduction, smoothing, softcap, chunk, schedule)
-    if limit is not None and not (isinstance(limit, int) and limit > 0):
+    if limit is not None and not (type(limit) is int and limit > 0):
         fix = "use a positive number of bytes, or None for 1 GiB"
         raise BadAttribute(op=_OP, attribute="memory_limit", given=limit, fix=fix)
     _constants(softcap=softcap, label_smoothing=smoothing, logit_scale=scale, z_loss=z_loss)
