@@ -77,6 +77,13 @@ def test_kernels_of_a_layer(name):
     assert kernels(calls(name)[1]) == MIDDLE[name]
 
 
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "gemma2", "gpt2"])
+def test_no_product_is_computed_twice_where_values_are_rounded(name):
+    """A value that is kept rounded and needed unrounded would cost its product again."""
+    forward, backward = kernels(calls(name, torch.bfloat16)[1])
+    assert (forward[0], backward[0]) == (MIDDLE[name][0][0], MIDDLE[name][1][0])
+
+
 @pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "qwen3"])
 def test_norms_gates_rotation_and_residuals_are_in_epilogues(name):
     """Left are the first norm's sum, whose producer is the embedding, and rotation's backward."""

@@ -18,6 +18,7 @@ from codetta.language import (
     round_to,
     rowsum,
     rsqrt,
+    store,
     ungroup,
     where,
 )
@@ -32,23 +33,28 @@ def head_norm(acc, scale: Col, weight: Row, normed: Row, rope: Rotary):
     z = acc * scale
     rounded = round_to(z)
     r = rsqrt(group_sum(rounded * rounded, HEAD) * (1.0 / HEAD) + 1e-6)
-    y = where(normed > 0.5, rounded * ungroup(r, HEAD) * weight, rounded)
+    y = where(normed > 0.5, rounded * ungroup(r, HEAD) * weight, z)
     return {"y": rotate(y, rope, head_dim=HEAD, heads=3), "z": z, "total": rowsum(y)}
 
 
 @codetta.epilogue
-def unrounded(acc, bias: Row):
+def never_rounded(acc, bias: Row):
     z = acc + bias
-    r = group_sum(round_to(z) * z, HEAD)
-    return {"y": z * ungroup(r, HEAD), "z": z}
+    return {"y": z * ungroup(group_sum(z * z, HEAD), HEAD), "z": z}
 
 
 @codetta.epilogue
-def other_store(acc, bias: Row):
+def another_way(acc, bias: Row):
+    z = round_to(acc + bias)
+    return {"y": z * ungroup(group_sum(z * z, HEAD), HEAD) + acc, "z": z}
+
+
+@codetta.epilogue
+def wide_store(acc, bias: Row):
     z = acc + bias
     rounded = round_to(z)
-    r = group_sum(rounded * rounded, HEAD)
-    return {"y": rounded * ungroup(r, HEAD), "twice": z + z}
+    y = rounded * ungroup(group_sum(rounded * rounded, HEAD), HEAD)
+    return {"y": y, "z": store(z, "fp32")}
 
 
 @codetta.epilogue
@@ -91,7 +97,7 @@ def both(program):
 
 @pytest.mark.parametrize("program", [head_norm, nothing_stored], ids=lambda p: p.name)
 def test_both_halves_give_the_program(fused, program):
-    """What is stored in between is what the program rounds, so nothing else changes."""
+    """What is stored in between is what the program rounds; one more value is read rounded."""
     expected, found = both(program)
     check(program, expected, found)
 
@@ -101,7 +107,7 @@ def check(program, expected, found):
     for name in names:
         got, want = (getattr(x, name) if name else x for x in (found, expected))
         assert got.dtype == want.dtype
-        torch.testing.assert_close(got, want, rtol=8e-3, atol=1e-2)
+        assert float((got - want).norm()) < 4e-3 * float(want.norm())
 
 
 def test_the_accumulator_is_not_stored_in_fp32(monkeypatch):
@@ -119,8 +125,8 @@ def test_the_accumulator_is_not_stored_in_fp32(monkeypatch):
     assert stored[0] is BF16
 
 
-@pytest.mark.parametrize("program", [unrounded, other_store], ids=lambda p: p.name)
-def test_what_needs_the_accumulator_otherwise_is_not_cut(program):
+@pytest.mark.parametrize("program", [never_rounded, another_way, wide_store], ids=lambda p: p.name)
+def test_what_is_not_rounded_or_needs_the_accumulator_otherwise_is_not_cut(program):
     assert cut_of(program, BF16) is None
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from codetta.language.functions import round_to, where
+from codetta.language.functions import where
 from codetta.language.types import Kind
 from codetta.language.values import Value, attrs_of
 from codetta.plan.plan import PlanBuilder
@@ -177,9 +177,7 @@ def _joined(b: PlanBuilder, group: list[Chain]) -> Joined | None:
         if plain:
             mask = (covered, int(z.type.cols))
             flag = b.row(IS_ROTATED, int(z.type.cols))
-            # Rounded, as it will be stored anyway: where the norms read z rounded, too, a backend
-            # may store it and go on from there.
-            value = where(flag > 0.5, value, round_to(z))
+            value = where(flag > 0.5, value, z)
     if turned:
         heads = sum(int(c.source.type.cols) for c in turned) // turned[0].head_dim
         value = b.emit(

@@ -1,11 +1,13 @@
 """A program that no kernel can run whole, cut in two where it rounds a value.
 
 What the mainloop has no epilogue for runs as a kernel of its own over what the product stored. That
-is the accumulator, in fp32; unless the program goes on from a value rounded to the operands' dtype,
-as models do whose layers are cast. Then the product's epilogue stores that value, with all that
-comes before it, and the second kernel reads half as many bytes. The value may be an output as
-well, and then is stored once. Nothing changes in what is computed: what is read is what
-``round_to`` gives.
+is the accumulator, in fp32; unless all that comes after goes through one value that the program
+rounds to the operands' dtype, as models do whose layers are cast. Then the product's epilogue
+stores that value, and the second kernel reads half as many bytes. The value may be an output as
+well, and then is stored once.
+
+Where the program reads the value both rounded and not, the second kernel reads it rounded. That is
+where PyTorch has it rounded, too: what a linear layer returns is stored.
 """
 
 from __future__ import annotations
@@ -58,25 +60,27 @@ def cut_of(program: Program, dtype: torch.dtype) -> Cut | None:
     """
     if dtype.itemsize != 2:
         return None
-    for i in reversed(range(len(program.nodes))):
-        node = program.nodes[i]
+    for node in reversed(program.nodes):
         if node.op == "round_to" and node.attr("dtype") == "operand" and node.type.cols == 1:
-            made = _at(program, i)
+            made = _at(program, node.args[0])
             if made is not None and explain(made.first, MAINLOOP[dtype]) is None:
                 return made
     return None
 
 
-def _at(program: Program, i: int) -> Cut | None:
-    """The cut at a rounding, if nothing else needs the accumulator."""
-    value = program.nodes[i].args[0]
-    beside = [False] * len(program.nodes)  # needs it by another way than through the rounding
+def _at(program: Program, value: int) -> Cut | None:
+    """The cut at a value, if nothing else needs the accumulator."""
+    beside = [False] * len(program.nodes)  # needs it by another way than through the value
     for j, node in enumerate(program.nodes):
-        beside[j] = j != i and (node.op == "acc" or any(beside[a] for a in node.args))
-    kept = [n for n, o in enumerate(program.outputs) if beside[o.node]]
-    if program.nodes[value].type.reduced or not beside[value] or len(kept) > 1:
+        beside[j] = j != value and (node.op == "acc" or any(beside[a] for a in node.args))
+    if any(beside[o.node] for o in program.outputs) or program.nodes[value].type.reduced:
         return None
-    if any(program.outputs[n] != _store(program.outputs[n].name, value) for n in kept):
+    kept = [
+        n
+        for n, o in enumerate(program.outputs)
+        if o.node == value or _rounded(program, o.node) == value
+    ]
+    if len(kept) > 1 or any(program.outputs[n].dtype != "operand" for n in kept):
         return None
     name = _new("stored", program)
     first = Program.build(
@@ -84,11 +88,11 @@ def _at(program: Program, i: int) -> Cut | None:
         allow_unused=True,
     )  # fmt: skip
     nodes = list(program.nodes)
-    nodes[i] = Node("operand", (), (("name", name),), nodes[i].type)
+    nodes[value] = Node("operand", (), (("name", name),), nodes[value].type)
     rest = [o for n, o in enumerate(program.outputs) if n not in kept]
     operands = [Operand(name, Kind.TILE), *program.operands]
     second = Program.build(program.name, operands, nodes, rest, allow_unused=True)
-    if second.has_acc or not second.operands or second.operands[0].name != name:
+    if second.has_acc or not second.outputs or second.operands[0].name != name:
         return None
     taken = _flat(program)
     return Cut(
@@ -96,6 +100,12 @@ def _at(program: Program, i: int) -> Cut | None:
         tuple(x for o in first.operands for x in taken[o.name]),
         tuple(x for o in second.operands[1:] for x in taken[o.name]),
     )  # fmt: skip
+
+
+def _rounded(program: Program, i: int) -> int | None:
+    """The value that node i rounds to the operands' dtype."""
+    node = program.nodes[i]
+    return node.args[0] if node.op == "round_to" and node.attr("dtype") == "operand" else None
 
 
 def _store(name: str, node: int) -> Output:
