@@ -172,6 +172,15 @@ def task_problems(name: str) -> dict[str, Problem]:
     return found
 
 
+def selected(found: Mapping[str, Problem], only: str) -> dict[str, Problem]:
+    """Those whose 'MxNxK layout family' contains ``only``, as in '4096x3328 tn element load1'."""
+    return {
+        name: p
+        for name, p in found.items()
+        if only in f"{p.m}x{p.n}x{p.k} {p.layout} {family(lower(p.program, p.operand))}"
+    }
+
+
 # ------------------------------------------------------------------------------------ measuring
 def kernel_record(
     problem: Problem, statics: Mapping[str, Any], configs: Sequence[Configuration], measure: Measure
@@ -283,7 +292,7 @@ def main() -> None:
     parser.add_argument("--loss", action="append", default=[], help="a shape of loss.py")
     parser.add_argument("--model", action="append", default=[], help="a case of llama.py")
     parser.add_argument("--task", action="append", default=[], help="a task of author_tasks.py")
-    parser.add_argument("--only", default="", help="kernels that have this in their name")
+    parser.add_argument("--only", default="", help="kernels with this in size, layout and family")
     parser.add_argument("--budget", type=float, default=300.0, help="seconds")
     parser.add_argument("--workers", type=int, default=0, help="compile processes")
     parser.add_argument("--write-defaults", action="store_true")
@@ -300,9 +309,7 @@ def main() -> None:
         named[f"loss_{shape_name}"] = loss_problems(shape_name)
     named |= {model: model_problems(model) for model in args.model}
     named |= {TASK + task: task_problems(task) for task in args.task}
-    named = {
-        x: {name: p for name, p in found.items() if args.only in name} for x, found in named.items()
-    }
+    named = {x: selected(found, args.only) for x, found in named.items()}
     measure_all(named, args.out, args.budget, args.workers)
 
 

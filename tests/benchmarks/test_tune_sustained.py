@@ -37,6 +37,15 @@ def test_a_task_has_a_kernel_per_benchmark_size_and_more_candidates():
         assert {c.tile for c in varied} >= {(128, 160), (128, 96)}
 
 
+def test_kernels_are_selected_by_size_layout_and_family():
+    found = tune_sustained.task_problems("mish")
+    assert tune_sustained.selected(found, "") == found
+    assert list(tune_sustained.selected(found, "8192x2048 nt element store1")) == [
+        "16384x8192x2048"
+    ]
+    assert not tune_sustained.selected(found, "tn element")
+
+
 @pytest.mark.parametrize("name, read", [("llama-1b", True), ("tiles_mish", False)])
 def test_tasks_do_not_become_defaults(tmp_path, name, read, monkeypatch):
     merged = []

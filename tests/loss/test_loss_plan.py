@@ -181,3 +181,22 @@ def test_a_sum_in_bf16_takes_no_memory_beside_the_gradient(monkeypatch):
     # What an fp32 sum would take is more than dx and the chunk's rows, which may be out of sight.
     assert vectors + (m + 128) * d * 2 < 2 * v * d
     assert plan.bytes_extra <= alive.peak <= plan.bytes_extra + gradients + vectors
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_one_chunk_takes_nothing_beside_its_exponentials(frozen, monkeypatch):
+    """The weighted rows of x have gone when dx comes, and dx is a gradient; without dx they stay."""
+    m, d, v = 256, 128, 512
+    wanted = problem(m=m, d=d, v=v, dx=not frozen, shifted=True)
+    plan = next(p for p in candidates(wanted) if p.schedule == "forward" and p.rows == m)
+    assert plan.bytes_extra == m * v * 2 + frozen * m * d * 2
+    monkeypatch.setattr("codetta.loss.operator.choose", lambda *a, **k: plan)
+    x, weight, target, _ = head(m, d=d, v=v, dtype=BF16)
+    x.requires_grad_(not frozen)
+    gc.collect()
+    with codetta.use_backend("reference"), Alive() as alive:
+        loss = codetta.linear_cross_entropy(x, weight, target)
+        torch.autograd.grad(loss, (weight,) if frozen else (x, weight))
+    gradients, vectors = (m * (not frozen) + v) * d * 2, 16 * m * 4
+    assert vectors < m * d * 2
+    assert plan.bytes_extra <= alive.peak <= plan.bytes_extra + gradients + vectors

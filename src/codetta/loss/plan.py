@@ -215,9 +215,12 @@ def _forward(p: Problem, rows: int, rounded: bool = False) -> LossPlan:
     )
     scaled = (p.m * p.dx + p.v * p.dw) * p.d * e
     seconds += _kernel(2 * scaled)
-    # Shifted exponentials are used as they are, beside rows of the weight or of x; of logits a dz
-    # is made, which is a second chunk.
-    extra = kept + 2 * rows * p.d * e if p.shifted else 2 * kept
+    # Shifted exponentials are used as they are, beside the weighted rows of x or the rows of dx,
+    # which are not there together; dx of all rows is the gradient, and comes when the others have
+    # gone. Of logits a dz is made, which is a second chunk.
+    extra = 2 * kept
+    if p.shifted:
+        extra = kept + (rows * p.d * e if chunks > 1 or not p.dx else 0)
     if p.fold:
         extra += rows * p.d * e
         seconds += chunks * _kernel(2 * rows * p.d * e)

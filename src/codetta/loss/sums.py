@@ -54,10 +54,10 @@ class Sums:
 
     def add_shifted(self, part: Head, start: int, e: Tensor, factor: Tensor) -> None:
         """Take a chunk of tokens whose dz is factor ⊙ e; see :mod:`codetta.loss.shifted`."""
+        if self.need_w:  # first: the weighted rows are gone before dx, as large, is there
+            self._sum(start, e.t(), shifted.weighted(part, factor))
         if self.need_x:
             self._put(start, shifted.of_x(part, e, factor))
-        if self.need_w:
-            self._sum(start, e.t(), shifted.weighted(part, factor))
 
     def _unfold(self, start: int, part: Head, dz: Tensor) -> None:
         program = unfolded(self.need_x, self.need_column, False)
