@@ -185,7 +185,7 @@ def test_a_sum_in_bf16_takes_no_memory_beside_the_gradient(monkeypatch):
 
 @pytest.mark.parametrize("frozen", [False, True])
 def test_one_chunk_takes_nothing_beside_its_exponentials(frozen, monkeypatch):
-    """The weighted rows of x have gone when dx comes, and dx is a gradient; without dx they stay."""
+    """The weighted rows of x have gone when dx, a gradient, comes; without dx they stay."""
     m, d, v = 256, 128, 512
     wanted = problem(m=m, d=d, v=v, dx=not frozen, shifted=True)
     plan = next(p for p in candidates(wanted) if p.schedule == "forward" and p.rows == m)
