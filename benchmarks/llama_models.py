@@ -10,7 +10,7 @@ import copy
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any
 
@@ -77,6 +77,12 @@ def build(case: Case, dtype: torch.dtype, device: str) -> Any:
     for p in model.parameters():
         p.data = p.data.to(dtype)
     return model.train()
+
+
+def two_layers(name: str) -> Case:
+    """A case with two of its layers, whose kernels are those of all."""
+    case = CASES[name]
+    return replace(case, sizes={**case.sizes, "num_hidden_layers": 2})
 
 
 def sharing(model: Any) -> Any:

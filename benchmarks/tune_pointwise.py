@@ -79,9 +79,7 @@ def recording(found: dict[str, Call]) -> Iterator[None]:
 
 def calls(model: str) -> list[Call]:
     """Of one step of a case of llama.py, with two of its layers."""
-    case = llama_models.CASES[model]
-    case = replace(case, sizes={**case.sizes, "num_hidden_layers": 2})
-    step = llama.Step(case, "step", torch.bfloat16)
+    step = llama.Step(llama_models.two_layers(model), "step", torch.bfloat16)
     found: dict[str, Call] = {}
     with recording(found):
         step.of(llama_models.coda_without_logits(step.model))()

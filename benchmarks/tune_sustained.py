@@ -25,7 +25,6 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -144,9 +143,7 @@ def model_problems(name: str) -> dict[str, Problem]:
     import llama
     import llama_models
 
-    case = llama_models.CASES[name]
-    case = replace(case, sizes={**case.sizes, "num_hidden_layers": 2})
-    step = llama.Step(case, "step", torch.bfloat16)
+    step = llama.Step(llama_models.two_layers(name), "step", torch.bfloat16)
     found: dict[str, Problem] = {}
     for make in (llama_models.coda_without_logits, llama_models.coda_with_4_gib):
         run = step.of(make(step.model))

@@ -172,7 +172,7 @@ class CudaBackend:
             raise TooLarge(program=program.name, given=f"a {tuple(a.shape)}, b {tuple(b.shape)}")
         from codetta.backends.cuda.cut import cut_of
 
-        # Partials of the whole program's reductions are the second kernel's, but in another order.
+        # Raw partials have the tile and the order of the whole program, which a half does not know.
         cut = None if raw and program.reductions else cut_of(program, a.dtype)
         if cut is not None:
             (stored,) = self.gemm(cut.first, a, b, cut.first_operands(operands), None, False)
