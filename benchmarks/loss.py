@@ -6,7 +6,7 @@
 16384 tokens, width 2048 and 4096, vocabularies 32000, 128256 and 151936, bf16, mean loss, one
 target in 16 ignored. Contenders (loss_contenders.py): eager and torch.compile with logits in fp32
 as Hugging Face has them, Liger, QuACK, Apple's cut-cross-entropy with its gradient filters off, and
-CODA by its own choice, the same with bf16 sums of dW allowed, and by each of its schedules. The
+CODA by its own choice, the same with fp32 sums of dW at any price, by each of its schedules. The
 floor is the three plain GEMMs that every one of them must do, by cuBLAS in chunks of 4096 rows; and
 in one piece, which needs all logits.
 

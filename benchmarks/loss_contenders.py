@@ -128,9 +128,9 @@ def coda(head: Head, **options: Any) -> Loss:
     return lambda: codetta.linear_cross_entropy(head.x, head.weight, head.target, **options)
 
 
-def coda_bf16_sums(head: Head) -> Loss:
-    """Where an fp32 sum of dW does not fit into 1 GiB, a bf16 one over at most 5 chunks."""
-    return coda(head, accum_dtype=head.x.dtype)
+def coda_fp32_sums(head: Head) -> Loss:
+    """dW summed in fp32 also where that does not fit into 1 GiB with three products."""
+    return coda(head, accum_dtype=torch.float32)
 
 
 def coda_forward(head: Head) -> Loss:
@@ -152,7 +152,7 @@ CONTENDERS: dict[str, Callable[[Head], Loss]] = {
     "QuACK, chunks of 8192": quack_larger,
     "cut-cross-entropy, exact": cut_cross_entropy,
     "CODA": coda,
-    "CODA, bf16 sums": coda_bf16_sums,
+    "CODA, fp32 sums": coda_fp32_sums,
     "CODA, forward, 4 GiB": coda_forward,
     "CODA, recompute": coda_recompute,
 }

@@ -118,19 +118,14 @@ def candidates(
 
 
 def loss_problems(shape: str) -> dict[str, Problem]:
-    """The kernels of one step of the loss head, as it runs within 1 GiB, with fp32 and with bf16
-    sums, and within 4."""
+    """The kernels of one step of the loss head, as it runs within 1 GiB and within 4."""
     import loss
     import loss_contenders
 
     sizes = next(s for s in loss_contenders.SHAPES if s.name == shape)
     head = loss_contenders.Head.random(sizes, TOKENS, torch.bfloat16)
     found: dict[str, Problem] = {}
-    for make in (
-        loss_contenders.coda,
-        loss_contenders.coda_forward,
-        loss_contenders.coda_bf16_sums,
-    ):
+    for make in (loss_contenders.coda, loss_contenders.coda_forward):
         step = loss.run(head, make(head), "both")
         found |= {p.name + f" {p.program.digest[:6]}": p for p in kernels_of(step, (), {})}
     head.clear()

@@ -21,7 +21,7 @@ def rows(start):
 
 def what(plan):
     if plan.schedule == "forward":
-        return f"forward, {plan.rows} tokens{', dW summed in bf16' if plan.rounded else ''}"
+        return f"forward, {plan.rows} tokens{', extended' if plan.extended else ''}"
     return f"recompute, {plan.chunk} of the {plan.over}"
 
 
@@ -54,20 +54,20 @@ def test_plans_are_those_that_are_chosen(row):
     assert found == [x for p in plans for x in (what(p), f"{p.seconds * 1e3:.1f}")]
 
 
-BF16_SUMS = rows(r"D \d+ \| \d+ \| (?:forward|recompute)")
+TWO_SUMS = rows(r"D \d+ \| \d+ \| (?:forward|recompute)")
 
 
-@pytest.mark.parametrize("row", BF16_SUMS)
-def test_plans_with_bf16_sums_are_those_that_are_chosen(row):
+@pytest.mark.parametrize("row", TWO_SUMS)
+def test_plans_with_both_sums_are_those_that_are_chosen(row):
     d, v, *found = [cell.strip() for cell in row.removeprefix("D ").split("|")]
     sizes = (16384, int(d), int(v), torch.bfloat16, True, True, True)
-    problems = [Problem(*sizes, shifted=True, may_round=r) for r in (False, True)]
+    problems = [Problem(*sizes, shifted=True, wide_sums=w) for w in (False, True)]
     plans = [choose(p, limit=1 << 30) for p in problems]
     assert found == [x for p in plans for x in (what(p), f"{p.seconds * 1e3:.1f}")]
 
 
-def test_the_table_of_bf16_sums_shows_where_they_are_taken_and_where_not():
-    assert {"summed in bf16" in row for row in BF16_SUMS} == {True, False}
+def test_the_table_of_sums_shows_where_they_are_extended_and_where_not():
+    assert {"extended" in row for row in TWO_SUMS} == {True, False}
 
 
 def test_every_argument_is_on_the_page():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,8 +12,9 @@ from loss_oracle import head
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import codetta
+from codetta.backends.calls import ReferenceBackend
 from codetta.loss import Problem, choose
-from codetta.loss.plan import MEMORY_LIMIT, PRECISION_COST, ROUNDED_CHUNKS, candidates
+from codetta.loss.plan import MEMORY_LIMIT, PRECISION_COST, PROCESSORS, _busy, candidates
 
 BF16 = torch.bfloat16
 
@@ -35,7 +37,9 @@ def test_the_fastest_that_fits_is_chosen():
         for limit in (1 << 29, 1 << 30, 1 << 32):
             plan = choose(problem(d=d), limit=limit)
             fitting = [p for p in candidates(problem(d=d)) if p.bytes_extra <= limit]
-            assert plan.seconds == min(p.seconds for p in fitting)
+            fastest = min(p.seconds for p in fitting)
+            assert plan.seconds <= PRECISION_COST * fastest
+            assert plan.seconds == fastest or not plan.extended
     assert choose(problem()).schedule == "forward"
 
 
@@ -59,76 +63,75 @@ def test_a_chunk_is_what_was_asked_for():
 
 
 def test_a_plan_prints_what_it_costs():
-    text = str(choose(problem()))
-    assert text.startswith("forward: chunks of 1024 tokens;") and "MiB extra" in text
-    assert "of the vocabulary" in str(choose(problem(scalar=False)))
+    text = str(choose(problem(shifted=True)))
+    assert text.startswith("forward: chunks of 2048 tokens;") and "MiB extra" in text
+    assert "of the vocabulary" in str(choose(problem(d=4096, scalar=False)))
 
 
-# ------------------------------------------------------------------------------ sums in bf16
-def rounding(**changes):
-    return problem(**{"shifted": True, "may_round": True, **changes})
+def test_a_wave_of_tiles_that_is_not_full_costs_time():
+    """416 tiles of 128 x 256 take as long as 528."""
+    assert _busy(128 * PROCESSORS, 256) == 1.0
+    assert _busy(3328, 4096) < 0.88 < 0.96 < _busy(3072, 4096)
+    assert _busy(0, 5) == 1.0
+
+
+# -------------------------------------------------------------------------- extended sums
+def extending(**changes):
+    return problem(**{"shifted": True, **changes})
 
 
 LARGE = [(4096, 128256), (4096, 151936), (2048, 151936)]
 
 
 @pytest.mark.parametrize(("d", "v"), LARGE)
-def test_three_products_fit_where_an_fp32_sum_does_not_if_it_may_be_rounded(d, v):
-    plan = choose(rounding(d=d, v=v))
-    assert plan.schedule == "forward" and plan.rounded and plan.bytes_extra <= MEMORY_LIMIT
-    assert -(-16384 // plan.rows) <= ROUNDED_CHUNKS == 5
-    wide = choose(rounding(d=d, v=v, may_round=False))
-    assert wide.schedule == "recompute" and not wide.rounded and wide.seconds > 1.3 * plan.seconds
-    assert "dW summed in bf16" in str(plan) and "bf16" not in str(wide)
+def test_three_products_fit_where_an_fp32_sum_does_not(d, v):
+    plan = choose(extending(d=d, v=v))
+    assert plan.schedule == "forward" and plan.extended and plan.bytes_extra <= MEMORY_LIMIT
+    wide = choose(extending(d=d, v=v, wide_sums=True))
+    assert wide.schedule == "recompute" and not wide.extended and wide.seconds > 1.3 * plan.seconds
+    assert "dW summed in extended bf16" in str(plan) and "bf16" not in str(wide)
 
 
 def fitting(wanted, limit):
-    """The fastest plan with rounded sums that fits, and the fastest without."""
+    """The fastest plan with an extended sum that fits, and the fastest without."""
     found = [p for p in candidates(wanted) if p.bytes_extra <= limit]
     return [
-        min((p for p in found if p.rounded is r), key=lambda p: p.seconds) for r in (True, False)
+        min((p for p in found if p.extended is e), key=lambda p: p.seconds) for e in (True, False)
     ]
 
 
 def test_an_fp32_sum_that_fits_goes_first():
-    small = rounding(m=6000, d=2048, v=32000)
-    rounded, wide = fitting(small, 1 << 28)
-    assert rounded.seconds < wide.seconds <= PRECISION_COST * rounded.seconds
-    assert choose(small, limit=1 << 28) == wide
+    small = extending(v=128256)
+    extended, wide = fitting(small, 1 << 30)
+    assert extended.seconds < wide.seconds <= PRECISION_COST * extended.seconds
     for limit in (1 << 30, 1 << 32):
-        assert not choose(rounding(v=128256), limit=limit).rounded
-        assert choose(rounding(v=128256), limit=limit) == choose(
-            rounding(v=128256, may_round=False), limit=limit
+        assert not choose(small, limit=limit).extended
+        assert choose(small, limit=limit) == choose(
+            extending(v=128256, wide_sums=True), limit=limit
         )
 
 
 def test_an_fp32_sum_that_costs_much_time_does_not():
-    """Few tokens: adding in fp32 moves more bytes than the products compute."""
-    few, limit = rounding(m=1024, d=256), 200 << 20
-    rounded, wide = fitting(few, limit)
-    assert wide.seconds > PRECISION_COST * rounded.seconds
-    assert choose(few, limit=limit) == rounded
-
-
-@pytest.mark.parametrize("m", [1, 128, 130, 1000, 16384, 1 << 20])
-def test_no_more_than_five_chunks_are_summed_in_bf16(m):
-    found = {-(-m // p.rows) for p in candidates(rounding(m=m)) if p.rounded}
-    assert found <= {2, 3, 4, 5} and (5 in found or m <= 1000)  # parts are whole tiles
-    for chunks in range(1, 9):
-        rows = max(1, -(-m // chunks))
-        some = any(p.rounded for p in candidates(rounding(m=m), rows))
-        assert some == (1 < -(-m // rows) <= 5)
+    """Few tokens in a chunk: adding moves more bytes than the products compute."""
+    small, limit = extending(d=4096), 1 << 32
+    found = [p for p in candidates(small, 256) if p.schedule == "forward"]
+    extended, wide = sorted(found, key=lambda p: p.seconds)
+    assert extended.extended and not wide.extended and wide.bytes_extra < limit
+    assert wide.seconds > PRECISION_COST * extended.seconds
+    assert choose(small, chunk=256, limit=limit) == extended
+    assert choose(replace(small, wide_sums=True), chunk=256, limit=limit) == wide
 
 
 @pytest.mark.parametrize(
     "other",
-    [{"shifted": False}, {"dtype": torch.float16}, {"dtype": torch.float32}, {"scalar": False},
-     {"dw": False}, {"may_round": False}],
+    [{"dtype": torch.float16}, {"dtype": torch.float32}, {"dtype": torch.float64},
+     {"scalar": False}, {"dw": False}, {"wide_sums": True}, {"m": 128}],
     ids=lambda o: "-".join(o) + str(*o.values()),
 )  # fmt: skip
-def test_nothing_else_is_summed_in_bf16(other):
-    assert any(p.rounded for p in candidates(rounding()))
-    assert not any(p.rounded for p in candidates(rounding(**other)))
+def test_nothing_else_is_extended(other):
+    """Other dtypes, losses that recompute, a frozen weight, one chunk, what is told not to."""
+    assert any(p.extended for p in candidates(extending()))
+    assert not any(p.extended for p in candidates(extending(**other)))
 
 
 class Alive(TorchDispatchMode):
@@ -175,13 +178,30 @@ def test_the_memory_of_a_run_is_that_of_its_plan(schedule, dtype, monkeypatch):
     assert takes(choose(wanted, schedule=schedule, limit=1 << 18), wanted, monkeypatch)
 
 
-def test_a_sum_in_bf16_takes_no_memory_beside_the_gradient(monkeypatch):
+def test_an_extended_sum_takes_a_byte_per_element_beside_the_gradient(monkeypatch):
+    """Where the sum is overwritten; an operator's results are fresh, of which two are alive."""
     m, d, v = 512, 64, 2560
-    wanted = rounding(m=m, d=d, v=v)
-    plan = next(p for p in candidates(wanted) if p.rounded and p.rows == 128)
-    # What an fp32 sum would take is more than dx and the chunk's rows, which may be out of sight.
-    assert vectors(wanted) + (m + 128) * d * 2 < 2 * v * d
-    assert takes(plan, wanted, monkeypatch)
+    wanted = extending(m=m, d=d, v=v)
+    plan = next(p for p in candidates(wanted) if p.extended and p.rows == 128)
+    assert plan.bytes_extra == v * d + 128 * (v + d) * 2
+    fresh = replace(plan, bytes_extra=plan.bytes_extra + 3 * v * d)
+    assert takes(fresh, wanted, monkeypatch)
+
+
+def test_an_extended_sum_is_offered_to_be_overwritten(monkeypatch):
+    """All products but the first get the memory of the sum."""
+    offers = []
+
+    class Noting(ReferenceBackend):
+        def gemm(self, program, a, b, operands, tile, raw, into=None):
+            offers.append(None if into is None else [into[i] is x for i, x in enumerate(operands)])
+            return super().gemm(program, a, b, operands, tile, raw)
+
+    monkeypatch.setattr("codetta.ops.backend_for", lambda x: Noting())
+    x, weight, target, _ = head(48, d=16, v=40, dtype=BF16)
+    options = {"schedule": "forward", "chunk": 16, "memory_limit": 1}
+    torch.autograd.grad(codetta.linear_cross_entropy(x, weight, target, **options), weight)
+    assert [o for o in offers if o is not None] == [[True, True]] * 2
 
 
 @pytest.mark.parametrize("frozen", [False, True])

@@ -12,9 +12,11 @@ from loss_oracle import head, reference
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import codetta
-from codetta.loss import engine
+from codetta.language import Tile, epilogue, store
+from codetta.loss import engine, epilogues
 from codetta.loss.head import Head
 from codetta.loss.sums import Sums
+from codetta.ops import run_gemm
 
 SCHEDULES = ("forward", "recompute")
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -106,10 +108,11 @@ def test_that_many_bf16_additions_would_show():
     assert norm(total.double() - exact) > 2 * once
 
 
-# ------------------------------------------------------------------------------ sums in bf16
+# --------------------------------------------------------------------------- extended sums
 BF16 = torch.bfloat16
-#: Five chunks. No fp32 sum fits, so what decides is whether it may be rounded.
-ROUNDED = {"schedule": "forward", "chunk": 128, "memory_limit": 1}
+#: Five chunks. No fp32 sum fits.
+EXTENDED = {"schedule": "forward", "chunk": 128, "memory_limit": 1}
+WIDE = EXTENDED | {"accum_dtype": torch.float32}
 
 
 def gradients(function, dtype=BF16, spread=0.125, upstream=1.0, **options):
@@ -121,18 +124,68 @@ def gradients(function, dtype=BF16, spread=0.125, upstream=1.0, **options):
     return torch.autograd.grad(loss.sum() * upstream, leaves)
 
 
-def test_a_sum_of_dw_in_bf16_is_off_by_little_more(backend):
-    """By the count of roundings (codetta.loss.plan): five in the place of three."""
+def errors_of_dw(chunk):
+    """Relative, of an extended sum and of an fp32 one."""
+    exact = gradients(reference, torch.float64)[1]
+    found = [
+        gradients(codetta.linear_cross_entropy, **o | {"chunk": chunk})[1] for o in (EXTENDED, WIDE)
+    ]
+    assert not torch.equal(*found)
+    return [float(norm(g.double() - exact) / norm(exact)) for g in found]
+
+
+@pytest.mark.parametrize("chunk", [320, 128, 43, 8])
+def test_an_extended_sum_of_dw_is_as_exact_as_one_in_fp32(backend, chunk):
+    """By the count of roundings (codetta.loss.plan), of 2, 5, 15 and 80 chunks."""
     exact = gradients(reference, torch.float64)
     eager = gradients(reference)
-    wide = gradients(codetta.linear_cross_entropy, **ROUNDED)
-    found = gradients(codetta.linear_cross_entropy, **ROUNDED, accum_dtype=BF16)
-    for name, *three in zip(("dx", "dW"), found, exact, eager, strict=True):
+    extended = gradients(codetta.linear_cross_entropy, **EXTENDED | {"chunk": chunk})
+    for name, *three in zip(("dx", "dW"), extended, exact, eager, strict=True):
         within_budget(name, *three)
-    assert torch.equal(found[0], wide[0]) and not torch.equal(found[1], wide[1])
-    error, least = (norm(g[1].double() - exact[1]) for g in (found, wide))
-    assert 1.15 * least < error < 1.4 * least
-    assert error < 1.1 * 5**0.5 * 1.66e-3 * norm(exact[1])
+    found, least = errors_of_dw(chunk)
+    assert found < 1.02 * least
+
+
+def test_sums_in_bf16_would_not_be(monkeypatch):
+    """What the bound above is worth: without the extension fifteen chunks are far off."""
+
+    @epilogue
+    def forgetful(acc, high: Tile, low: Tile):
+        return {"high": store(acc + high, "bf16"), "low": store(0.0 * low, "e4m3")}
+
+    assert errors_of_dw(43)[0] < 3.0e-3
+    monkeypatch.setattr("codetta.loss.sums.extended_sum", forgetful)
+    found, least = errors_of_dw(43)
+    assert found > 1.3 * least
+
+
+@pytest.mark.parametrize("scale", [1e-25, 1e-12, 1.0, 1e12, 1e25])
+def test_an_extended_sum_at_any_magnitude(backend, scale):
+    """Twelve bits and more where the square of a sum is an fp32 number, those of bf16 elsewhere."""
+    a = torch.randn(8, 96, 64, dtype=torch.float64).mul_(scale**0.5).bfloat16()
+    b = torch.randn(8, 64, 128, dtype=torch.float64).mul_(scale**0.5).bfloat16()
+    high, low = run_gemm(epilogues.extended, a[0], b[0])
+    for i in range(1, 8):
+        parts = [high, low]
+        high, low = run_gemm(epilogues.extended_sum, a[i], b[i], parts, into={0: high, 1: low})
+    exact = (a.double() @ b.double()).sum(0)
+    total = high.double() * (1.0 + low.double() / epilogues.EXTENSION)
+    error = norm(total - exact) / norm(exact)
+    assert error < (3e-4 if 1e-19 < scale < 1e19 else 5e-3)
+    assert norm(high.double() - exact) / norm(exact) < (1.7e-3 if 1e-19 < scale < 1e19 else 5e-3)
+
+
+@pytest.mark.parametrize("value", [float("inf"), -float("inf"), float("nan"), 0.0])
+def test_an_extended_sum_keeps_infinities_and_nan(backend, value):
+    one = torch.ones(8, 8, dtype=BF16)
+    a, b = torch.zeros(2, 8, 8, dtype=BF16)
+    a[0, 0], b[0] = value, 1.0
+    high, low = run_gemm(epilogues.extended, a, b)
+    expected = high.clone()
+    for _ in range(2):
+        high, low = run_gemm(epilogues.extended_sum, 0.0 * one, one, [high, low])
+    torch.testing.assert_close(high, expected, equal_nan=True, rtol=0, atol=0)
+    assert value != value or torch.isfinite(low.float()).all()
 
 
 @pytest.mark.parametrize(("tokens", "theirs"), [(960, 3.85e-3), (1024, 1.68e-3)])
@@ -147,49 +200,34 @@ def test_the_errors_that_the_page_compares(tokens, theirs):
         return torch.autograd.grad(made[0] if isinstance(made, tuple) else made, w)[0].double()
 
     exact = dw(reference, torch.float64)
-    rounded = ROUNDED | {"chunk": 220, "accum_dtype": BF16}
     for found, expected in (
         (dw(reference), theirs),
-        (dw(codetta.linear_cross_entropy, **ROUNDED | {"chunk": 220}), 2.88e-3),
-        (dw(codetta.linear_cross_entropy, **rounded), 3.71e-3),
+        (dw(codetta.linear_cross_entropy, **WIDE | {"chunk": 220}), 2.88e-3),
+        (dw(codetta.linear_cross_entropy, **EXTENDED | {"chunk": 220}), 2.88e-3),
     ):
         assert norm(found - exact) / norm(exact) == pytest.approx(expected, rel=0.06)
 
 
-def test_fp32_sums_are_the_default(backend):
-    default, asked = (
-        gradients(codetta.linear_cross_entropy, **ROUNDED, **o)
-        for o in ({}, {"accum_dtype": torch.float32})
-    )
-    assert all(torch.equal(a, b) for a, b in zip(default, asked, strict=True))
-
-
 @pytest.mark.parametrize(
     "options",
-    [{"softcap": 5.0}, {"label_smoothing": 0.1}, {"z_loss": 1e-2}, {"return_accuracy": True},
-     {"return_logits": True}, {"chunk": 107}, {"chunk": 640}, {"schedule": "recompute"},
-     {"schedule": "recompute", "chunk": None}, {"schedule": None, "reduction": "none"},
-     {"memory_limit": None}],
+    [{"chunk": 640}, {"schedule": "recompute"}, {"schedule": "recompute", "chunk": None},
+     {"schedule": None, "reduction": "none"}],
     ids=lambda o: "-".join(f"{k}_{v}" for k, v in o.items()),
 )  # fmt: skip
-def test_where_bf16_sums_do_not_apply_nothing_changes(options):
-    """Other forms, six chunks and one, other schedules, memory enough for an fp32 sum."""
-    plain, allowed = (
-        gradients(codetta.linear_cross_entropy, **{**ROUNDED, **options, **o})
-        for o in ({}, {"accum_dtype": BF16})
+def test_where_no_sum_is_extended_both_are_the_same(options):
+    """One chunk, and schedules that compute the logits again."""
+    plain, wide = (
+        gradients(codetta.linear_cross_entropy, **{**o, **options}) for o in (EXTENDED, WIDE)
     )
-    assert all(torch.equal(a, b) for a, b in zip(plain, allowed, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(plain, wide, strict=True))
 
 
-def test_the_bounds_of_bf16_sums_find_another_rounding(monkeypatch):
-    """Fifteen chunks in bf16, as the planner never has them."""
-    exact = gradients(reference, torch.float64)[1]
-    monkeypatch.setattr("codetta.loss.plan.ROUNDED_CHUNKS", 15)
-    errors = [
-        norm(gradients(codetta.linear_cross_entropy, **ROUNDED | {"chunk": 43}, **o)[1] - exact)
-        for o in ({}, {"accum_dtype": BF16})
-    ]
-    assert errors[1] > 1.4 * errors[0]
+@pytest.mark.parametrize("options", [{"softcap": 5.0}, {"label_smoothing": 0.1}, {"z_loss": 1e-2}])
+def test_sums_of_stored_logits_are_extended_too(options):
+    plain, wide = (
+        gradients(codetta.linear_cross_entropy, **o, **options)[1] for o in (EXTENDED, WIDE)
+    )
+    assert not torch.equal(plain, wide) and norm((plain - wide).float()) < 1e-3 * norm(wide.float())
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

@@ -9,7 +9,7 @@ from typing import Any
 from codetta.capture.headcall import HeadCall
 from codetta.explanation.facts import BACKWARD, FORWARD, GEMM, MEMORY, KernelFact
 from codetta.loss.options import Logits, Options
-from codetta.loss.plan import MEMORY_LIMIT, LossPlan, Problem, choose
+from codetta.loss.plan import MEMORY_LIMIT, LossPlan, Problem, choose, sum_bytes
 from codetta.loss.shifted import applies
 
 #: Said of it in the summary.
@@ -65,8 +65,9 @@ def _forward(p: Problem, plan: LossPlan) -> Iterator[KernelFact]:
             yield _product(p, FORWARD, "logits of a chunk", (m, p.v, p.d), e, _STATISTICS)
             chunk = m * p.v * e
             yield KernelFact("dz", FORWARD, MEMORY, "pointwise", chunk, chunk, 0, e, formulas=_DZ)
-        yield from _gradients(p, FORWARD, m, p.v, several, over_tokens=True)
-    if several and p.narrow and p.dw:
+        added = sum_bytes(p, 1 + several, plan.extended)
+        yield from _gradients(p, FORWARD, m, p.v, added, over_tokens=True)
+    if several and p.narrow and p.dw and not plan.extended:
         yield _rounded("d_weight", FORWARD, p.v * p.d, e)
     for name, wanted, rows in (("d_x", p.dx, p.m), ("d_weight", p.dw, p.v)):
         if wanted:
@@ -86,7 +87,8 @@ def _recompute(p: Problem, plan: LossPlan) -> Iterator[KernelFact]:
     for part in _pieces(size, plan.chunk):
         m, v = (part, p.v) if over_tokens else (p.m, part)
         yield _product(p, BACKWARD, "dz", (m, v, p.d), e, _DZ)
-        yield from _gradients(p, BACKWARD, m, v, part < size, over_tokens)
+        added = sum_bytes(p, 1 + (part < size))
+        yield from _gradients(p, BACKWARD, m, v, added, over_tokens)
     summed, rows, wanted = ("d_weight", p.v, p.dw) if over_tokens else ("d_x", p.m, p.dx)
     if plan.chunk < size and p.narrow and wanted:
         yield _rounded(summed, BACKWARD, rows * p.d, e)
@@ -99,15 +101,14 @@ _DZ = (("dz", "mass * exp(z - lse) - hit * onehot(target, z)"),)
 
 
 def _gradients(
-    p: Problem, phase: str, m: int, v: int, several: bool, over_tokens: bool
+    p: Problem, phase: str, m: int, v: int, added: int, over_tokens: bool
 ) -> Iterator[KernelFact]:
-    """dx and dW of a chunk; the one that is summed over chunks is read and written in fp32."""
+    """dx and dW of a chunk; ``added``: bytes per element of the one that is summed over chunks."""
     e = p.dtype.itemsize
-    wide = 2 * max(4, e) if several else e
     if p.dx:
-        yield _product(p, phase, "d_x", (m, p.d, v), e if over_tokens else wide)
+        yield _product(p, phase, "d_x", (m, p.d, v), e if over_tokens else added)
     if p.dw:
-        yield _product(p, phase, "d_weight", (v, p.d, m), wide if over_tokens else e)
+        yield _product(p, phase, "d_weight", (v, p.d, m), added if over_tokens else e)
 
 
 def _product(

@@ -76,7 +76,7 @@ def check(
     if any(t.device != x.device for t in named.values()):
         where = ", ".join(f"{name} on {t.device}" for name, t in named.items())
         raise DeviceMismatch(given=where)
-    _sums(accum_dtype, x)
+    _sums(accum_dtype)
 
 
 def _numbers(reduction: Any, smoothing: Any, softcap: Any, chunk: Any, schedule: Any) -> None:
@@ -107,19 +107,10 @@ def _constants(**numbers: Any) -> None:
         raise BadAttribute(op=_OP, attribute=name, given=x, fix=fix)
 
 
-def _sums(accum_dtype: Any, x: Tensor) -> None:
-    """What dW may be summed in: fp32, or the dtype that x has where the passes see it."""
-    cast = _has_autocast(x.device.type) and x.dtype is not torch.float64
-    dtype = torch.get_autocast_dtype(x.device.type) if cast else x.dtype
-    if accum_dtype is None or accum_dtype is torch.float32:
-        return
-    if dtype is torch.float16:
-        fix = "use None or torch.float32; fp16 has not the range for parts of a gradient"
-    elif accum_dtype is not dtype:
-        fix = f"use None, torch.float32 or the dtype of x, {dtype}"
-    else:
-        return
-    raise BadAttribute(op=_OP, attribute="accum_dtype", given=accum_dtype, fix=fix)
+def _sums(accum_dtype: Any) -> None:
+    if accum_dtype is not None and accum_dtype is not torch.float32:
+        fix = "use None, or torch.float32 for sums over chunks that are never kept in less"
+        raise BadAttribute(op=_OP, attribute="accum_dtype", given=accum_dtype, fix=fix)
 
 
 def _together(reduction: str, num_items: Any, schedule: str | None) -> None:

@@ -87,22 +87,19 @@ def linear_cross_entropy(
             'recompute' (in the backward, from logits computed again); by default the faster of
             those that take at most ``memory_limit`` bytes (1 GiB) beside inputs and gradients, see
             :mod:`codetta.loss.plan`.
-        accum_dtype: what dW = Σ over chunks of tokens of dzᵀ x may be summed in. None and
-            torch.float32: fp32 (fp64 for fp64 x), rounded once. The dtype of x matters for bf16:
-            there 'forward' may add up at most 5 chunks in dW's own memory, rounded once per chunk,
-            where fp32 sums do not fit into ``memory_limit`` or cost much more time. Not with
-            options that need the logits themselves ('softcap', ...), nor in 'recompute'; for what
-            it does to the error, see :mod:`codetta.loss.plan`. Other dtypes, and fp16, are a
-            BadAttribute.
+        accum_dtype: what dW = Σ over chunks of tokens of dzᵀ x is summed in before it is rounded.
+            None: in fp32, or of bf16 tensors in bf16 with one byte more per element where an fp32
+            sum (4 V D bytes) does not fit into ``memory_limit`` or costs time; those 12 to 13
+            significant bits add nothing to the error that can be measured, see
+            :mod:`codetta.loss.plan`. torch.float32: in fp32 (fp64 for fp64 x) at any price.
 
     Returns:
         The loss in fp32 (fp64 for fp64 x), () or for 'none' in the shape of the targets; if more
         is asked for, a :class:`~codetta.loss.LinearCrossEntropyOutput`.
 
     Differentiable once, in x, weight, bias, token_weight and both scales, for any upstream
-    gradient; gradients have the dtype of their tensor, and dW is summed in fp32 unless
-    ``accum_dtype`` allows less. Under ``torch.autocast`` x, weight and bias are cast as for
-    nn.Linear; the loss is fp32 anyway.
+    gradient; gradients have the dtype of their tensor. Under ``torch.autocast`` x, weight and bias
+    are cast as for nn.Linear; the loss is fp32 anyway.
 
     Raises:
         CodettaError: a subclass per mistake, before anything runs; see :mod:`codetta.errors`.
@@ -147,7 +144,7 @@ def linear_cross_entropy(
     text = _request(
         bias is not None, scale, softcap or 0.0, smoothing, 0.0 if z_loss == 0 else z_loss,
         return_accuracy, return_logits, reduction != "none", schedule, chunk, memory_limit,
-        row_scale is not None, accum_dtype is torch.bfloat16,
+        row_scale is not None, accum_dtype is not None,
     )  # fmt: skip
     leaves = Leaves(
         x.reshape(-1, x.shape[-1]), weight, bias,
@@ -215,14 +212,14 @@ def _request(
     chunk: int | None,
     limit: int | None,
     row_scale: bool,
-    may_round: bool,
+    wide_sums: bool,
 ) -> str:
     options = Options(
         Logits(bias, float(scale), float(cap), row_scale), float(smoothing), float(z_loss),
         bool(accuracy), bool(keep_logits),
     )  # fmt: skip
     limit = MEMORY_LIMIT if limit is None else limit
-    return Request(options, scalar, schedule, chunk, limit, may_round=may_round).text
+    return Request(options, scalar, schedule, chunk, limit, wide_sums=wide_sums).text
 
 
 # Dynamo calls it at trace time and takes the text as a constant.

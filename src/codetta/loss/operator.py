@@ -104,7 +104,7 @@ def _plan(request: Request, vocabulary: Vocabulary, leaves: Leaves) -> LossPlan:
         leaves.column_scale is not None,
         applies(request.options, request.need, leaves.x.dtype, vocabulary is WHOLE,
                 leaves.column_scale is not None),
-        request.may_round,
+        request.wide_sums,
     )  # fmt: skip
     return choose(problem, schedule=request.schedule, chunk=request.chunk, limit=request.limit)
 

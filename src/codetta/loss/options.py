@@ -79,8 +79,7 @@ class Request:
         schedule, chunk, limit: what the caller says about the schedule, see
             :func:`codetta.loss.plan.choose`.
         need: whether x, weight, bias and column scale need gradients.
-        may_round: whether dW may be summed over chunks in bf16, see
-            :class:`codetta.loss.plan.Problem`.
+        wide_sums: whether sums over chunks must be fp32 or wider.
     """
 
     options: Options
@@ -89,7 +88,7 @@ class Request:
     chunk: int | None
     limit: int
     need: Need = (False, False, False, False)
-    may_round: bool = False
+    wide_sums: bool = False
 
     @property
     def text(self) -> str:
@@ -98,7 +97,7 @@ class Request:
         parts = (
             (z.bias, z.scale, z.cap, z.rows),
             (o.smoothing, o.z_loss, o.accuracy, o.keep_logits, o.slopes),
-            (self.scalar, self.schedule, self.chunk, self.limit), self.need, self.may_round,
+            (self.scalar, self.schedule, self.chunk, self.limit), self.need, self.wide_sums,
         )  # fmt: skip
         return repr(parts)
 
@@ -106,9 +105,9 @@ class Request:
     @lru_cache(maxsize=1024)
     def parse(text: str) -> Request:
         parts = ast.literal_eval(text)
-        logits, options, (scalar, schedule, chunk, limit), need, may_round = parts
+        logits, options, (scalar, schedule, chunk, limit), need, wide_sums = parts
         made = Options(Logits(*logits), *options)
-        return Request(made, scalar, schedule, chunk, limit, need, may_round)
+        return Request(made, scalar, schedule, chunk, limit, need, wide_sums)
 
     def needing(self, need: Need, row_scale: bool = False) -> Request:
         """The request where these gradients are needed, and the row scale's."""

@@ -11,21 +11,21 @@
 A sum over chunks needs more digits than a 16-bit result and is rounded once. It is kept in fp32,
 4 V D bytes for dW or 4 M D for dx before the result is made of it.
 
-Where 4 V D bytes are too many, a caller may allow dW of 'forward' to be summed in bf16, in the
-gradient's own memory, rounded once per chunk. That is done only where it does little harm: in the
-shifted form and over at most ROUNDED_CHUNKS chunks. The reason counts independent roundings to
-bf16, of relative variance one unit each (an error of 1.66e-3):
+Where 4 V D bytes are too many, dW of 'forward' in bf16 is summed in the gradient's own memory with
+one byte more per element, V D bytes: the rest that bf16 leaves, in fp8 relative to the element
+(:func:`codetta.loss.epilogues.extended`). Together they have 12 to 13 significant bits, and the
+gradient is there when the last chunk is added. The error that this adds, in roundings to bf16, of
+relative variance one unit each (an error of 1.66e-3):
 
-    shifted form      E, the weighted rows of x and the stored dW: 3 units, 2.88e-3 (measured)
-    c chunks          the sum of k of them has k/c of the variance of all, where their parts are
-                      independent, and so has its rounding error: (c - 1)/2 units more; 5 chunks
-                      make 5 units, 3.7e-3
+    a gradient     the shifted form has three roundings: E, the weighted rows of x and the stored
+                   dW; 3 units, 2.88e-3
+    one addition   e4m3 has 3 bits of fraction, so the rest is off by 2.6 % of itself (of the norm):
+                   7e-4 units
+    c chunks       the sum of k of them has k/c of the variance of all, where their parts are
+                   independent: 7e-4 (c - 1)/2 units; 16 chunks 5e-3, 128 chunks 0.04
 
-PyTorch's own error is not that of a count: where probabilities are small, what it rounds before the
-stored dW is mostly 1 / tokens, the same number in every row. With 15360 tokens, as in the
-benchmarks, that is off by 3.4e-3 and dW by 3.8e-3 (measured), more than here; with a reciprocal
-that bf16 holds dW is off by one unit, 1.7e-3, and five chunks by 2.2 times as much. So it is never
-the default, and fp32 sums go first where they fit and cost little time.
+So it costs no accuracy that can be measured, and an addition moves 6 bytes per element, not 8. fp32
+sums are taken where they fit and cost little more time.
 
 The cheapest schedule whose extra memory stays within a limit is chosen; extra is what is alive at
 the peak beside inputs and gradients. Time is counted GEMM by GEMM, the larger of its operations and
@@ -48,10 +48,15 @@ FLOPS_PER_SECOND, BYTES_PER_SECOND, LAUNCH_SECONDS = 7.0e14, 4.0e12, 5e-6
 UNHIDDEN = 0.1
 #: Sizes of chunks that are tried: multiples of a tile, four from one power of two to the next.
 CHUNKS = (128, 256, 384, 512, *(128 * k << i for i in range(9) for k in (5, 6, 7, 8)))
-#: Chunks that dW may at most be summed over in bf16, see above.
-ROUNDED_CHUNKS = 5
-#: A plan with fp32 sums is preferred up to this multiple of the time of one with bf16 sums.
-PRECISION_COST = 1.1
+#: A plan with fp32 sums is preferred up to this multiple of the time of the fastest.
+PRECISION_COST = 1.03
+#: Multiprocessors of an H200.
+PROCESSORS = 132
+#: Tiles that products are computed in, and about how fast their kernels are beside the fastest.
+TILES = (
+    (128, 256, 1.0), (256, 128, 1.0), (128, 192, 1.0), (192, 128, 1.0), (128, 128, 0.95),
+    (64, 128, 0.75),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +72,7 @@ class Problem:
         fold: whether the hidden states have a column scale, which is multiplied into each chunk.
         shifted: whether exponentials are stored instead of logits, see
             :mod:`codetta.loss.shifted`.
-        may_round: whether dW may be summed over chunks in bf16; it has an effect for bf16 only.
+        wide_sums: sums over chunks in fp32 or wider, whatever memory they take.
     """
 
     m: int
@@ -80,7 +85,7 @@ class Problem:
     db: bool = False
     fold: bool = False
     shifted: bool = False
-    may_round: bool = False
+    wide_sums: bool = False
 
     @property
     def differentiated(self) -> bool:
@@ -92,10 +97,9 @@ class Problem:
         return self.dtype.itemsize < 4
 
     @property
-    def rounds(self) -> bool:
-        """Whether dW may be summed in bf16, over few chunks."""
-        bf16 = self.dtype is torch.bfloat16
-        return self.may_round and bf16 and self.shifted and self.scalar and self.dw
+    def extends(self) -> bool:
+        """Whether dW may be summed in bf16 with an extension."""
+        return self.dtype is torch.bfloat16 and self.scalar and self.dw and not self.wide_sums
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +111,7 @@ class LossPlan:
         over: what the backward of 'recompute' is cut along, 'vocabulary' or 'tokens'.
         rows: tokens of a chunk of the forward pass.
         chunk: tokens or vocabulary rows of a chunk of the backward of 'recompute'.
-        rounded: whether dW is summed over chunks in bf16, in its own memory.
+        extended: whether dW is summed over chunks in its own memory, with an extension.
         seconds: forward and backward on an H200, by the model.
         bytes_extra: peak memory beside inputs and gradients.
     """
@@ -116,7 +120,7 @@ class LossPlan:
     over: str
     rows: int
     chunk: int
-    rounded: bool
+    extended: bool
     seconds: float
     bytes_extra: int
 
@@ -124,7 +128,7 @@ class LossPlan:
         how = f"chunks of {self.rows} tokens"
         if self.schedule == "recompute":
             how += f", backward in chunks of {self.chunk} of the {self.over}"
-        how += ", dW summed in bf16" if self.rounded else ""
+        how += ", dW summed in extended bf16" if self.extended else ""
         return (
             f"{self.schedule}: {how}; {self.bytes_extra / 2**20:.0f} MiB extra, "
             f"{self.seconds * 1e3:.2f} ms by the model"
@@ -138,7 +142,8 @@ def choose(
     chunk: int | None = None,
     limit: int = MEMORY_LIMIT,
 ) -> LossPlan:
-    """The fastest schedule within the limit, fp32 sums first; the smallest if none is.
+    """The fastest schedule within the limit, with fp32 sums if they cost little; the smallest if
+    none is within it.
 
     Args:
         schedule: 'forward' or 'recompute' to have that one. Nothing to differentiate, or more
@@ -156,8 +161,8 @@ def _chosen(problem: Problem, schedule: str | None, chunk: int | None, limit: in
     if not fitting:
         return min(found, key=lambda p: (p.bytes_extra, p.seconds))
     fastest = min(fitting, key=lambda p: (p.seconds, p.bytes_extra))
-    # With precision first; a fastest plan without rounded sums is its own best.
-    wide = [p for p in fitting if not p.rounded and p.seconds <= PRECISION_COST * fastest.seconds]
+    near = PRECISION_COST * fastest.seconds
+    wide = [p for p in fitting if not p.extended and p.seconds <= near]
     return min(wide or fitting, key=lambda p: (p.seconds, p.bytes_extra))
 
 
@@ -173,11 +178,10 @@ def candidates(problem: Problem, chunk: int | None = None) -> Iterator[LossPlan]
     for rows in _sizes(problem.m, chunk):
         if problem.scalar and problem.differentiated:
             yield _forward(problem, rows)
+            if problem.extends and rows < problem.m:
+                yield _forward(problem, rows, extended=True)
         if chunk is not None:
             yield _recompute(problem, rows, "tokens", rows)
-    if problem.rounds:
-        for rows in _few(problem.m, chunk):
-            yield _forward(problem, rows, rounded=True)
     if chunk is None:
         statistics = max(128, _CHUNK_ELEMENTS // problem.v // 128 * 128)
         for over, size in (("tokens", problem.m), ("vocabulary", problem.v)):
@@ -195,15 +199,8 @@ def _sizes(size: int, chunk: int | None) -> list[int]:
     return [c for c in CHUNKS if c < size] + ([max(1, size)] if size <= CHUNKS[-1] else [])
 
 
-def _few(m: int, chunk: int | None) -> list[int]:
-    """Tokens of a chunk, where there are few enough of them to be summed in bf16: even parts."""
-    even = [-(-m // (128 * n)) * 128 for n in range(2, ROUNDED_CHUNKS + 1)]
-    sizes = even if chunk is None else [chunk]
-    return [rows for rows in sizes if 1 < _pieces(m, rows) <= ROUNDED_CHUNKS]
-
-
 # ------------------------------------------------------------------------------------- costs
-def _forward(p: Problem, rows: int, rounded: bool = False) -> LossPlan:
+def _forward(p: Problem, rows: int, extended: bool = False) -> LossPlan:
     chunks = _pieces(p.m, rows)
     e = p.dtype.itemsize
     kept = rows * p.v * e
@@ -211,7 +208,7 @@ def _forward(p: Problem, rows: int, rounded: bool = False) -> LossPlan:
         _gemm(rows, p.v, p.d, e, e)
         + (_kernel(2 * rows * p.d * e) if p.shifted else _kernel(2 * kept))
         + (_gemm(rows, p.d, p.v, e, e) if p.dx else 0.0)
-        + (_gemm(p.v, p.d, rows, e, _sum_bytes(p, chunks, rounded)) if p.dw else 0.0)
+        + (_gemm(p.v, p.d, rows, e, sum_bytes(p, chunks, extended)) if p.dw else 0.0)
     )
     scaled = (p.m * p.dx + p.v * p.dw) * p.d * e
     seconds += _kernel(2 * scaled)
@@ -224,10 +221,12 @@ def _forward(p: Problem, rows: int, rounded: bool = False) -> LossPlan:
     if p.fold:
         extra += rows * p.d * e
         seconds += chunks * _kernel(2 * rows * p.d * e)
-    if p.dw and p.narrow and chunks > 1 and not rounded:
+    if extended:
+        extra += p.v * p.d
+    elif p.dw and p.narrow and chunks > 1:
         extra = _with_sum(extra, p.v * p.d, e)
         seconds += _kernel((4 + e) * p.v * p.d)
-    return LossPlan("forward", "tokens", rows, rows, rounded, seconds, extra)
+    return LossPlan("forward", "tokens", rows, rows, extended, seconds, extra)
 
 
 def _recompute(p: Problem, rows: int, over: str, chunk: int) -> LossPlan:
@@ -239,7 +238,7 @@ def _recompute(p: Problem, rows: int, over: str, chunk: int) -> LossPlan:
     if p.differentiated:
         m, v = (chunk, p.v) if over == "tokens" else (p.m, chunk)
         chunks = _pieces(p.m, m) * _pieces(p.v, v)
-        total = _sum_bytes(p, chunks)
+        total = sum_bytes(p, chunks)
         x_bytes, w_bytes = (e, total) if over == "tokens" else (total, e)
         seconds += chunks * (
             _gemm(m, v, p.d, e, e)
@@ -279,16 +278,31 @@ def _pieces(size: int, part: int) -> int:
     return max(1, -(-size // max(1, part)))
 
 
-def _sum_bytes(p: Problem, chunks: int, rounded: bool = False) -> int:
+def sum_bytes(p: Problem, chunks: int, extended: bool = False) -> int:
     """Bytes written and read per element of a product that is added to a sum over chunks."""
     e = p.dtype.itemsize
-    return e if chunks == 1 else 2 * (e if rounded else max(4, e))
+    return e if chunks == 1 else 2 * (e + 1 if extended else max(4, e))
 
 
 def _gemm(m: int, n: int, k: int, read: int, written: int) -> float:
-    operations = 2 * m * n * k / FLOPS_PER_SECOND
+    operations = 2 * m * n * k / FLOPS_PER_SECOND / _busy(m, n)
     moved = ((m + n) * k * read + m * n * written) / BYTES_PER_SECOND
     return max(operations, moved) + UNHIDDEN * min(operations, moved) + LAUNCH_SECONDS
+
+
+def _busy(m: int, n: int) -> float:
+    """Share of the processors' time that goes into an m x n output, in the tile that suits it.
+
+    An output of few tiles leaves processors idle in its last wave: dx of a chunk of 3328 tokens
+    with D 4096 is 416 tiles of 128 x 256, of 528 that would fit into its four waves.
+    """
+    if m * n == 0:
+        return 1.0
+    shares = []
+    for tile_m, tile_n, rate in TILES:
+        waves = -(-_pieces(m, tile_m) * _pieces(n, tile_n) // PROCESSORS)
+        shares.append(rate * m * n / (waves * PROCESSORS * tile_m * tile_n))
+    return max(shares)
 
 
 def _kernel(moved: int) -> float:

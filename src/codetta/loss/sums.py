@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from codetta.loss import shifted
-from codetta.loss.epilogues import unfolded, widened
+from codetta.loss.epilogues import extended, extended_sum, unfolded, widened
 from codetta.loss.head import Gradients, Head
 from codetta.loss.options import Need
 from codetta.loss.plan import LossPlan
@@ -23,15 +23,16 @@ class Sums:
 
     Of chunks of tokens, a chunk of dx is complete at once and dW is a sum over all; of chunks of
     the vocabulary it is the other way round. Sums are kept with more digits than the result has,
-    unless the plan rounds them: such a sum lies in the memory of the gradient.
+    in fp32 or, if the plan extends them, in the memory of the gradient and one byte per element.
     """
 
     def __init__(self, head: Head, need: Need, plan: LossPlan, chunks: int) -> None:
         self.head, self.chunks = head, chunks
         self.need_x, self.need_w, self.need_b, self.need_column = need
-        self.tokens, self.rounded = plan.over == "tokens", plan.rounded
+        self.tokens, self.extends = plan.over == "tokens", plan.extended
         self.parts: Tensor | None = None  # of the gradient that is made of complete parts
         self.total: Tensor | None = None  # of the other one
+        self.low: Tensor | None = None  # its extension
         self.bias: Tensor | None = None
         self.column: Tensor | None = None
 
@@ -93,12 +94,19 @@ class Sums:
         self.parts[start : start + len(made)] = made
 
     def _sum(self, start: int, a: Tensor, b: Tensor, *, wide: bool = False) -> None:
-        if self.total is None:
-            narrow = self.rounded or (self.chunks == 1 and not wide)
-            first = IDENTITY if narrow else widened
-            (self.total,) = run_gemm(first, a, b)
+        if self.extends:
+            self.total, self.low = self._extended(a, b)
+        elif self.total is None:
+            narrow = self.chunks == 1 and not wide
+            (self.total,) = run_gemm(IDENTITY if narrow else widened, a, b)
         else:
             run_gemm_accumulate_(self.total, a, b)
+
+    def _extended(self, a: Tensor, b: Tensor) -> list[Tensor]:
+        if self.total is None or self.low is None:
+            return run_gemm(extended, a, b)
+        parts = [self.total, self.low]
+        return run_gemm(extended_sum, a, b, parts, into=dict(enumerate(parts)))
 
     def _add_bias(self, start: int, column_sum: Tensor) -> None:
         if self.bias is None:

@@ -20,9 +20,8 @@ class LinearCrossEntropyLoss(nn.Module):
         loss = criterion(hidden, model.lm_head.weight, input_ids)
 
     Args:
-        accum_dtype: what dW is summed in over chunks of tokens: fp32, the default; or of bf16
-            tensors ``torch.bfloat16``, where fp32 sums do not fit. Another one is a BadAttribute of
-            the call.
+        accum_dtype: None, or ``torch.float32`` for sums of dW over chunks of tokens that are never
+            kept in less. Another one is a BadAttribute of the call.
         settings: keyword arguments of :func:`codetta.linear_cross_entropy` but its tensors.
     """
 

@@ -12,7 +12,7 @@ positions (M,). Results come back as a flat list in program order: stores (M, w 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -54,17 +54,22 @@ def run_gemm(
     *,
     tile: tuple[int, int] | None = None,
     raw: bool = False,
+    into: Mapping[int, Tensor] | None = None,
 ) -> list[Tensor]:
     """Run a program on the tiles of a @ b; the operator ``codetta::gemm``, below autograd.
 
     a is (M, K), b (K, N), ``operands`` in the program's order. The accumulator is fp64 if a or an
-    operand is, else fp32. Nothing is checked and no gradient is recorded.
+    operand is, else fp32. ``into`` offers operands to be overwritten, as
+    :class:`codetta.backends.select.Backend` says; the operator has no such offers, so a graph and
+    a dispatch trace show fresh results. Nothing is checked and no gradient is recorded.
     """
     if torch.compiler.is_dynamo_compiling():
         return GEMM(program.line, a, b, list(operands), tile or (), raw)
     with torch._C._AutoDispatchBelowADInplaceOrView():
         if is_watched(a, b):
             return GEMM(program.line, a, b, list(operands), tile or (), raw)
+        if into:
+            return backend_for(a).gemm(program, a, b, operands, tile, raw, into=into)
         return backend_for(a).gemm(program, a, b, operands, tile, raw)
 
 

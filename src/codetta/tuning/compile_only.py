@@ -32,6 +32,7 @@ class Job:
         dtype_b: of b where it is not a's.
         fp8: how fp8 products accumulate, see :class:`codetta.fp8_accumulation`.
         wide: matrices that the epilogue loads are fp32.
+        narrow: names of those that are e4m3.
     """
 
     text: str
@@ -45,6 +46,7 @@ class Job:
     dtype_b: str = ""
     fp8: str = "fast"
     wide: bool = False
+    narrow: tuple[str, ...] = ()
 
 
 class Compiler:

@@ -103,6 +103,7 @@ def arrays(program: Program, job: Mapping[str, Any]) -> tuple[Tensor, Tensor, li
         cols = int(n * o.width)
         if o.kind is Kind.TILE:
             loaded = torch.float32 if job["wide"] else operand_storage(dtype)
+            loaded = torch.float8_e4m3fn if o.name in job["narrow"] else loaded
             operands.append(empty(m, cols, dtype=loaded))
         elif o.kind is Kind.INDEX:
             operands.append(empty(m, 1, dtype=torch.int64))
