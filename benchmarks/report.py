@@ -86,15 +86,22 @@ OTHER = ", another process"
 
 
 # ------------------------------------------------------------------------------------ records
-def records(folder: Path, prefix: str) -> dict[str, dict[str, Any]]:
-    """The newest record of each shape, in the order of the shapes."""
+def records(folder: Path, prefix: str, *, beside: bool = False) -> dict[str, dict[str, Any]]:
+    """The newest record of each shape, in the order of the shapes.
+
+    ``beside``: of those further down in the folder of a run, of processes that measured a few
+    contenders only.
+    """
     found: dict[str, dict[str, Any]] = {}
     for file in sorted(folder.rglob(f"{prefix}_*.json")):
         record = json.loads(file.read_text())
         if not current(record):
             continue
         name = record["shape"]["name"]
-        record["file"] = file.relative_to(folder).as_posix()
+        place = file.relative_to(folder)
+        record["file"] = place.as_posix()
+        if (len(place.parts) > 2) is not beside:
+            continue
         if name not in found or date(found[name]) <= date(record):
             found[name] = record
     places = {n: i for i, n in enumerate(ORDER)}
@@ -148,6 +155,7 @@ def page(folder: Path) -> str:
     if layers:
         found += [LAYER, aims(layers), "![Layer](plots/layer.png)\n"]
         found += [layer_section(r) for r in layers.values()]
+        found += [layer_section(r, OTHER) for r in records(folder, "layer", beside=True).values()]
     models = model_runs(folder)
     if models:
         found += [MODELS, *(model_section(r) for r in models)]
@@ -212,12 +220,12 @@ def verdict(value: float, aim: float, reached: bool) -> str:
     return f"{value:.3f} ({aim:.2f}, {'reached' if reached else 'missed'})"
 
 
-def title(record: dict[str, Any]) -> str:
+def title(record: dict[str, Any], mark: str = "") -> str:
     s = record["shape"]
-    return f"### {s['name']}: d {s['d']}, f {s['f']}, heads {s['heads']}/{s['kv_heads']}\n"
+    return f"### {s['name']}{mark}: d {s['d']}, f {s['f']}, heads {s['heads']}/{s['kv_heads']}\n"
 
 
-def layer_section(record: dict[str, Any]) -> str:
+def layer_section(record: dict[str, Any], mark: str = "") -> str:
     rows = []
     for name, r in layer.summary(record).items():
         times = [f"{r[k]:.3f}" for k in ("forward_ms", "backward_ms", "both_ms")]
@@ -229,7 +237,7 @@ def layer_section(record: dict[str, Any]) -> str:
             "both / torch.compile", "peak GiB", "difference")  # fmt: skip
     failed = [f"- {n}: {x}\n" for n, x in sorted(record["notes"].items()) if "failed" in x]
     rounds = f"{record['rounds']} rounds of {record['steps_per_sample']} steps. "
-    return "\n".join([title(record), markdown(head, rows), *failed, rounds + provenance(record)])
+    return "\n".join([title(record, mark), markdown(head, rows), *failed, rounds + provenance(record)])
 
 
 def model_section(run: Sequence[dict[str, Any]]) -> str:

@@ -51,6 +51,17 @@ def test_newest_record_of_a_shape_counts(results):
     assert row(report.page(results), "coda")[3] == "11.000"
 
 
+def test_a_record_of_another_process_stands_beside_the_newest(results):
+    """Further down in a run's folder, newer or not, it replaces nothing and is judged by no aim."""
+    (results / "day" / "slow").mkdir()
+    other = layer_record(coda_both=12.0, date="2000-01-03 00:00:00")
+    (results / "day" / "slow" / "layer_d2048_16384.json").write_text(json.dumps(other))
+    text = report.page(results)
+    first, second = text.split("### d2048, another process:")
+    assert row(first, "coda")[3] == "10.500" and row(second, "coda")[3] == "12.000"
+    assert row(text, "d2048")[1] == "1.200 (1.07, reached)"
+
+
 def test_of_records_of_one_date_those_in_the_last_folder_count(results):
     (results / "day-2").mkdir()
     layer, cold = layer_record(coda_both=11.0), cold_record()
