@@ -237,7 +237,9 @@ def layer_section(record: dict[str, Any], mark: str = "") -> str:
             "both / torch.compile", "peak GiB", "difference")  # fmt: skip
     failed = [f"- {n}: {x}\n" for n, x in sorted(record["notes"].items()) if "failed" in x]
     rounds = f"{record['rounds']} rounds of {record['steps_per_sample']} steps. "
-    return "\n".join([title(record, mark), markdown(head, rows), *failed, rounds + provenance(record)])
+    return "\n".join(
+        [title(record, mark), markdown(head, rows), *failed, rounds + provenance(record)]
+    )
 
 
 def model_section(run: Sequence[dict[str, Any]]) -> str:

@@ -85,7 +85,7 @@ def under_autocast() -> dict[str, Job]:
 
 def loss_head() -> dict[str, Job]:
     """Statistics of a chunk of logits, shifted exponentials, the derivative computed again; dx from
-    shifted exponentials, products added to sums of dW: an extended one, and one in bf16."""
+    shifted exponentials, products added to sums of dW, in 24 bits and in bf16."""
     plain, rich = Logits(), Logits(bias=True, scale=0.5, cap=30.0)
     scaled = Logits(rows=True)
     chunk, vocabulary, hidden = 4096, 128256, 2048
@@ -105,10 +105,9 @@ def loss_head() -> dict[str, Job]:
     found = {n: Job(p.text, chunk, vocabulary, hidden, "nt") for n, p in over_logits.items()}
     rows = epilogues.scaled_rows.text
     found["scaled rows"] = Job(rows, chunk, hidden, vocabulary, "nn")
-    sums = {"bf16 sum": bf16_sum, "extended": epilogues.extended}
-    found |= {n: Job(p.text, vocabulary, hidden, chunk, "tn") for n, p in sums.items()}
-    extended = Job(epilogues.extended_sum.text, vocabulary, hidden, chunk, "tn", narrow=("low",))
-    return found | {"extended sum": extended}
+    sums = {f"sum24 {kind}": f"sum24 {kind}" for kind in ("first", "further", "last")}
+    sums["bf16 sum"] = bf16_sum.text
+    return found | {n: Job(text, vocabulary, hidden, chunk, "tn") for n, text in sums.items()}
 
 
 def _blackwell(lowered: Lowered) -> Configuration:

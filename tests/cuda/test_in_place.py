@@ -10,11 +10,9 @@ from helpers.emulation import emulated
 from test_lowering import call
 
 from codetta import programs
-from codetta.backends.calls import REFERENCE
 from codetta.backends.layout import results
 from codetta.language import Tile, epilogue, store
 from codetta.language.types import Kind
-from codetta.loss.epilogues import extended, extended_sum
 
 BACKWARD = programs.catalog()["swiglu_backward"].program
 DZ = next(i for i, r in enumerate(results(BACKWARD, True)) if r.width == 2 and not r.components)
@@ -94,26 +92,3 @@ def test_a_result_of_another_dtype_is_ignored():
     expected, ours, x = both(widened, 128, 64, lambda t: ({0: t[0]}, t[0]))
     assert ours[0].dtype is torch.float32 and equal(expected, ours)
     assert ours[0].data_ptr() != x.data_ptr()
-
-
-def test_an_extended_sum_is_written_over_both_of_its_parts():
-    """D over C, and an auxiliary store over the other matrix that is loaded."""
-    a, b, _ = call(extended_sum, 96, 128, 24, torch.bfloat16)
-    high, low = REFERENCE.gemm(extended, a, b, [], None, False)
-    with emulated() as backend:
-        expected = backend.gemm(extended_sum, a, b, [high, low], None, False)
-        given = [high.clone(), low.clone()]
-        ours = backend.gemm(extended_sum, a, b, given, None, False, into=dict(enumerate(given)))
-    assert [x.data_ptr() for x in ours] == [x.data_ptr() for x in given]
-    assert all(torch.equal(x.float(), y.float()) for x, y in zip(expected, ours, strict=True))
-    assert not torch.equal(ours[0], high)
-
-
-def test_parts_of_an_extended_sum_are_not_mixed_up():
-    """Offers the other way round fit in neither dtype."""
-    a, b, _ = call(extended_sum, 64, 128, 24, torch.bfloat16)
-    parts = REFERENCE.gemm(extended, a, b, [], None, False)
-    with emulated() as backend:
-        into = {0: parts[1], 1: parts[0]}
-        ours = backend.gemm(extended_sum, a, b, parts, None, False, into=into)
-    assert not {x.data_ptr() for x in ours} & {x.data_ptr() for x in parts}

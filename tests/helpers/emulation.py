@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from codetta.backends.cuda import accumulate, assembly, lowering
+from codetta.backends.cuda import accumulate, assembly, lowering, sum24
 from codetta.backends.cuda.arrays import is_matrix
 from codetta.backends.cuda.forms import PACKED, PAIR, Lowered
 from codetta.backends.cuda.launch import CudaBackend
@@ -35,7 +35,19 @@ def _unary(function):
     return lambda x, **flags: function(_f32(x))
 
 
+def _bits(x):
+    return x.contiguous().view(torch.int32)
+
+
+def _third_bytes_read(x):
+    """What ThirdByteLoad hands over of a matrix of bytes."""
+    return (x.int() << 8).view(torch.float32)
+
+
 SCOPE = {
+    "joined": lambda high, third: (_bits(high) | _bits(third)).view(torch.float32),
+    "upper_half": lambda x: (_bits(x) & -65536).view(torch.float32),
+    "both_lanes": lambda lane, *arguments: lane(*arguments),
     "F32": _f32,
     "BFloat16": torch.bfloat16,
     "Float16": torch.float16,
@@ -81,6 +93,7 @@ def emulated():
             patch.setattr(package, name, module, raising=False)
         for user in (assembly, accumulate):
             patch.setattr(user, "lower", _recording)
+        patch.setattr(sum24, "lowered_sum", _recording_sum)
         yield CudaBackend()
 
 
@@ -88,6 +101,15 @@ def _recording(*arguments, **options):
     lowered = lowering.lower(*arguments, **options)
     _LOWERED[lowered.source] = lowered
     return lowered
+
+
+def _recording_sum(*arguments):
+    lowered = _LOWERED_SUM(*arguments)
+    _LOWERED[lowered.source] = lowered
+    return lowered
+
+
+_LOWERED_SUM = sum24.lowered_sum
 
 
 def launch(plan, a: Tensor, b: Tensor, d: Tensor | None, c: Tensor | None, arguments) -> None:
@@ -126,7 +148,8 @@ class _Kernel:
             assert x.shape == (self.m,)
             return torch.cat((x.float(), x.new_zeros(self.padded[0] - self.m).float()))[:, None]
         if load.port in ("c", "tile"):
-            x = self.pad(x).float()
+            x = self.pad(x)
+            x = _third_bytes_read(x) if x.dtype is torch.uint8 else x.float()
             return lanes(x, pair or (load.port == "c" and self.lowered.mode == PACKED))
         if load.port == "rotary":
             assert x.shape[0] == self.m
@@ -155,7 +178,11 @@ class _Kernel:
             assert out.shape == (m, -(-width // 8) * 8 if pair else width)
             out = out[:, :width]
             value = self.full(result[name], False, out.shape[1] * self.padded[1] // n)
-            out.copy_(stored(value[:m, : out.shape[1]], out.dtype))
+            value = value[:m, : out.shape[1]]
+            if out.dtype is torch.uint8:  # ThirdByteStore
+                out.copy_(_bits(value) >> 8 & 255)
+            else:
+                out.copy_(stored(value, out.dtype))
         for sink in self.lowered.sinks:
             self.sink(sink, result[sink.name])
 

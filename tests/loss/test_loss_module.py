@@ -64,8 +64,8 @@ def test_a_compiled_function_holds_the_loss_in_one_graph(options):
 NARROW = {"schedule": "forward", "chunk": 16, "memory_limit": 1}
 
 
-def extended_and_wide():
-    """A bf16 head, and dW by the function with an extended sum and with one in fp32."""
+def short_and_wide():
+    """A bf16 head, and dW by the function with a sum in 24 bits and with one in fp32."""
     x, weight, target, _ = head(64, d=16, v=61, dtype=torch.bfloat16)
     found = []
     for dtype in (None, torch.float32):
@@ -76,7 +76,7 @@ def extended_and_wide():
 
 
 def test_the_module_sums_dw_as_it_is_told():
-    (x, weight, target), *expected = extended_and_wide()
+    (x, weight, target), *expected = short_and_wide()
     for dtype, dw in zip((None, torch.float32), expected, strict=True):
         module = codetta.nn.LinearCrossEntropyLoss(accum_dtype=dtype, **NARROW)
         assert (f"accum_dtype={dtype}" in repr(module)) == (dtype is not None)
@@ -85,7 +85,7 @@ def test_the_module_sums_dw_as_it_is_told():
 
 def test_a_compiled_function_sums_dw_as_it_is_told():
     """The operator's text carries it to where the schedule is chosen."""
-    (x, weight, target), *expected = extended_and_wide()
+    (x, weight, target), *expected = short_and_wide()
 
     def loss(x, weight, dtype):
         return codetta.linear_cross_entropy(x, weight, target, accum_dtype=dtype, **NARROW)

@@ -21,7 +21,7 @@ def rows(start):
 
 def what(plan):
     if plan.schedule == "forward":
-        return f"forward, {plan.rows} tokens{', extended' if plan.extended else ''}"
+        return f"forward, {plan.rows} tokens{', 24 bits' if plan.sum24 else ''}"
     return f"recompute, {plan.chunk} of the {plan.over}"
 
 
@@ -66,8 +66,8 @@ def test_plans_with_both_sums_are_those_that_are_chosen(row):
     assert found == [x for p in plans for x in (what(p), f"{p.seconds * 1e3:.1f}")]
 
 
-def test_the_table_of_sums_shows_where_they_are_extended_and_where_not():
-    assert {"extended" in row for row in TWO_SUMS} == {True, False}
+def test_the_table_of_sums_shows_where_they_are_short_and_where_not():
+    assert {"24 bits" in row for row in TWO_SUMS} == {True, False}
 
 
 def test_every_argument_is_on_the_page():

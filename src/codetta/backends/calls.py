@@ -70,6 +70,20 @@ class ReferenceBackend:
         else:
             target.copy_(torch.addmm(target.to(compute), a, b))  # rounded once
 
+    def gemm_sum24_(
+        self, high: Tensor, low: Tensor, a: Tensor, b: Tensor, first: bool, last: bool
+    ) -> None:
+        total = a.float() @ b.float()
+        if not first:
+            bits = high.view(torch.int16).int() << 16 | low.int() << 8
+            total += bits.view(torch.float32)
+        if last:
+            high.copy_(total)
+            return
+        bits = total.view(torch.int32)
+        high.view(torch.int16).copy_(bits >> 16)
+        low.copy_(bits >> 8 & 255)
+
 
 REFERENCE = ReferenceBackend()
 

@@ -77,6 +77,18 @@ class Backend(Protocol):
     def gemm_accumulate_(self, target: Tensor, a: Tensor, b: Tensor) -> None:
         """target += a @ b, the product and the sum in target's dtype or fp32, the wider one."""
 
+    def gemm_sum24_(
+        self, high: Tensor, low: Tensor, a: Tensor, b: Tensor, first: bool, last: bool
+    ) -> None:
+        """Add a @ b to a sum kept in 24 bits, of which ``high`` (M, N) in bf16 holds the upper 16
+        and ``low`` (M, N) in uint8 the others: fp32 without its last byte, cut off.
+
+        Args:
+            first: there is no sum yet, nothing is read.
+            last: ``high`` becomes the sum rounded to nearest, ``low`` stays as it is. A product
+                that is first and last needs no sum.
+        """
+
 
 # Set by use_backend; unset means the environment variable, read at each call so that tests and
 # notebooks may change it, and then "auto".

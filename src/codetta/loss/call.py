@@ -88,10 +88,10 @@ def linear_cross_entropy(
             those that take at most ``memory_limit`` bytes (1 GiB) beside inputs and gradients, see
             :mod:`codetta.loss.plan`.
         accum_dtype: what dW = Σ over chunks of tokens of dzᵀ x is summed in before it is rounded.
-            None: in fp32, or of bf16 tensors in bf16 with one byte more per element where an fp32
-            sum (4 V D bytes) does not fit into ``memory_limit`` or costs time; those 12 to 13
-            significant bits add nothing to the error that can be measured, see
-            :mod:`codetta.loss.plan`. torch.float32: in fp32 (fp64 for fp64 x) at any price.
+            None: in fp32 (fp64 for fp64 x), or of bf16 tensors in 24 bits, fp32 without its last
+            byte, where an fp32 sum (4 V D bytes) does not fit into ``memory_limit`` or costs time;
+            that adds nothing to the error that can be measured, see :mod:`codetta.loss.plan`.
+            torch.float32: never in less than fp32, at any price.
 
     Returns:
         The loss in fp32 (fp64 for fp64 x), () or for 'none' in the shape of the targets; if more

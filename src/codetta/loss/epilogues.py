@@ -52,12 +52,10 @@ from codetta.language import (
     finalizer,
     log,
     logsumexp,
-    maximum,
     onehot,
     round_to,
     rowmax,
     rowsum,
-    rsqrt,
     select,
     store,
     tanh,
@@ -72,36 +70,6 @@ from codetta.loss.options import Logits
 def widened(acc):
     """a @ b in the accumulator's dtype: what the first chunk puts into a sum over chunks."""
     return store(acc, "accumulator")
-
-
-#: Of the rest that bf16 leaves of an element, relative to it (at most 2^-8), to the range of e4m3.
-EXTENSION = 2.0**16
-
-
-def _extended(total):
-    high = round_to(total, "bf16")
-    inverse = rsqrt(maximum(high * high, 1e-38))  # 1 / |high| without a division's subroutine
-    rest = (total - high) * inverse * (high * inverse)
-    # Of an infinity there is no rest. Below 1e-19 and above 1e19 the square leaves fp32's range and
-    # the rest is too small or 0: such numbers have no more than the digits of bf16.
-    low = where(high == total, 0.0, rest * EXTENSION)
-    return {"high": store(high, "bf16"), "low": store(low, "e4m3")}
-
-
-@epilogue
-def extended(acc):
-    """a @ b as bf16 and an extension: what the first chunk puts into a sum over chunks.
-
-    total = high (1 + low 2^-16), with high the rounded total and low in e4m3: together 12 to 13
-    significant bits in three bytes.
-    """
-    return _extended(acc)
-
-
-@epilogue
-def extended_sum(acc, high: Tile, low: Tile):
-    """The same of high (1 + low 2^-16) + a @ b."""
-    return _extended(acc + high * (1.0 + low * (1.0 / EXTENSION)))
 
 
 @finalizer

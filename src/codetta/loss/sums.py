@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from codetta.loss import shifted
-from codetta.loss.epilogues import extended, extended_sum, unfolded, widened
+from codetta.loss.epilogues import unfolded, widened
 from codetta.loss.head import Gradients, Head
 from codetta.loss.options import Need
 from codetta.loss.plan import LossPlan
-from codetta.ops import IDENTITY, run_gemm, run_gemm_accumulate_, run_pointwise
+from codetta.ops import IDENTITY, run_gemm, run_gemm_accumulate_, run_gemm_sum24_, run_pointwise
 
 
 class Sums:
@@ -23,16 +23,17 @@ class Sums:
 
     Of chunks of tokens, a chunk of dx is complete at once and dW is a sum over all; of chunks of
     the vocabulary it is the other way round. Sums are kept with more digits than the result has,
-    in fp32 or, if the plan extends them, in the memory of the gradient and one byte per element.
+    in fp32 or, if the plan says so, in 24 bits in the memory of the gradient and a byte per element.
     """
 
     def __init__(self, head: Head, need: Need, plan: LossPlan, chunks: int) -> None:
         self.head, self.chunks = head, chunks
         self.need_x, self.need_w, self.need_b, self.need_column = need
-        self.tokens, self.extends = plan.over == "tokens", plan.extended
+        self.tokens, self.sum24 = plan.over == "tokens", plan.sum24
         self.parts: Tensor | None = None  # of the gradient that is made of complete parts
         self.total: Tensor | None = None  # of the other one
-        self.low: Tensor | None = None  # its extension
+        self.low: Tensor | None = None  # its last byte, with 24 bits
+        self.summed = 0  # chunks that are in it
         self.bias: Tensor | None = None
         self.column: Tensor | None = None
 
@@ -94,19 +95,21 @@ class Sums:
         self.parts[start : start + len(made)] = made
 
     def _sum(self, start: int, a: Tensor, b: Tensor, *, wide: bool = False) -> None:
-        if self.extends:
-            self.total, self.low = self._extended(a, b)
+        self.summed += 1
+        if self.sum24:
+            self._sum24(a, b)
         elif self.total is None:
             narrow = self.chunks == 1 and not wide
             (self.total,) = run_gemm(IDENTITY if narrow else widened, a, b)
         else:
             run_gemm_accumulate_(self.total, a, b)
 
-    def _extended(self, a: Tensor, b: Tensor) -> list[Tensor]:
+    def _sum24(self, a: Tensor, b: Tensor) -> None:
+        first, last = self.summed == 1, self.summed == self.chunks
         if self.total is None or self.low is None:
-            return run_gemm(extended, a, b)
-        parts = [self.total, self.low]
-        return run_gemm(extended_sum, a, b, parts, into=dict(enumerate(parts)))
+            self.total = a.new_empty(a.shape[0], b.shape[1])
+            self.low = torch.empty_like(self.total, dtype=torch.uint8)
+        run_gemm_sum24_(self.total, self.low, a, b, first=first, last=last)
 
     def _add_bias(self, start: int, column_sum: Tensor) -> None:
         if self.bias is None:

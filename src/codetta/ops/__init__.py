@@ -12,7 +12,7 @@ positions (M,). Results come back as a flat list in program order: stores (M, w 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from codetta.backends.watched import is_watched
 from codetta.language.program import Program
 from codetta.language.trace import epilogue
 from codetta.language.values import Value
-from codetta.ops.library import GEMM, GEMM_ACCUMULATE_, POINTWISE
+from codetta.ops.library import GEMM, GEMM_ACCUMULATE_, GEMM_SUM24_, POINTWISE
 
 __all__ = [
     "IDENTITY",
@@ -32,6 +32,7 @@ __all__ = [
     "results",
     "run_gemm",
     "run_gemm_accumulate_",
+    "run_gemm_sum24_",
     "run_pointwise",
 ]
 
@@ -54,22 +55,17 @@ def run_gemm(
     *,
     tile: tuple[int, int] | None = None,
     raw: bool = False,
-    into: Mapping[int, Tensor] | None = None,
 ) -> list[Tensor]:
     """Run a program on the tiles of a @ b; the operator ``codetta::gemm``, below autograd.
 
     a is (M, K), b (K, N), ``operands`` in the program's order. The accumulator is fp64 if a or an
-    operand is, else fp32. ``into`` offers operands to be overwritten, as
-    :class:`codetta.backends.select.Backend` says; the operator has no such offers, so a graph and
-    a dispatch trace show fresh results. Nothing is checked and no gradient is recorded.
+    operand is, else fp32. Nothing is checked and no gradient is recorded.
     """
     if torch.compiler.is_dynamo_compiling():
         return GEMM(program.line, a, b, list(operands), tile or (), raw)
     with torch._C._AutoDispatchBelowADInplaceOrView():
         if is_watched(a, b):
             return GEMM(program.line, a, b, list(operands), tile or (), raw)
-        if into:
-            return backend_for(a).gemm(program, a, b, operands, tile, raw, into=into)
         return backend_for(a).gemm(program, a, b, operands, tile, raw)
 
 
@@ -105,3 +101,14 @@ def run_gemm_accumulate_(target: Tensor, a: Tensor, b: Tensor) -> None:
     # This one writes: the layer that is skipped for the others counts the target's versions.
     with torch._C._AutoDispatchBelowAutograd():
         GEMM_ACCUMULATE_(target, a, b)
+
+
+def run_gemm_sum24_(
+    high: Tensor, low: Tensor, a: Tensor, b: Tensor, *, first: bool, last: bool
+) -> None:
+    """Add a @ b to a sum in 24 bits; the operator ``codetta::gemm_sum24_``, below autograd.
+
+    See :meth:`codetta.backends.select.Backend.gemm_sum24_`.
+    """
+    with torch._C._AutoDispatchBelowAutograd():
+        GEMM_SUM24_(high, low, a, b, first, last)

@@ -26,13 +26,14 @@ class Job:
     """One kernel to compile.
 
     Attributes:
+        text: of the program; or 'sum24' and 'first', 'further' or 'last', see
+            :mod:`codetta.backends.cuda.sum24`.
         layout: which of a and b is transposed in memory: 'nt' forward, 'nn' dgrad, 'tn' wgrad.
         config: arguments of a Configuration; None leaves the choice to the backend.
         vectorize: see :func:`codetta.backends.cuda.lowering.lower`.
         dtype_b: of b where it is not a's.
         fp8: how fp8 products accumulate, see :class:`codetta.fp8_accumulation`.
         wide: matrices that the epilogue loads are fp32.
-        narrow: names of those that are e4m3.
     """
 
     text: str
@@ -46,7 +47,6 @@ class Job:
     dtype_b: str = ""
     fp8: str = "fast"
     wide: bool = False
-    narrow: tuple[str, ...] = ()
 
 
 class Compiler:

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 #: What the mainloop of each architecture multiplies with.
 TENSOR_OPS = r"\b(?:HGMMA|QGMMA|UTCHMMA|UTCQMMA)\b"
+#: How the text of a job begins that is a sum in 24 bits.
+SUM24 = "sum24 "
 #: Stages of the last compiled kernel.
 _STAGES: list[int] = []
 
@@ -61,16 +63,22 @@ def _watch_stages(mainloop: Any, position: int) -> None:
 
 def compiled(job: Mapping[str, Any]) -> dict[str, object]:
     """Compile one job; what its object file says."""
+    from codetta.backends.cuda import sum24
     from codetta.backends.cuda.assembly import describe
     from codetta.backends.cuda.configs import Configuration, ab_stages
     from codetta.backends.precision import fp8_accumulation
     from codetta.language.program import Program
 
-    program = Program.parse(job["text"])
     config = Configuration(*job["config"]) if job["config"] else None
     before = objects()
-    with fp8_accumulation(job["fp8"]):
-        call = describe(program, *arrays(program, job), config=config, vectorize=job["vectorize"])
+    call: Any
+    if job["text"].startswith(SUM24):
+        call = sum24.call(job["text"].removeprefix(SUM24), *sum24_arrays(job), config)
+    else:
+        program = Program.parse(job["text"])
+        with fp8_accumulation(job["fp8"]):
+            given = arrays(program, job)
+            call = describe(program, *given, config=config, vectorize=job["vectorize"])
     (made,) = objects() - before
     code = disassembly(made)
     (target,) = set(re.findall(r"\.target\s+(sm_\w+)", code))
@@ -103,7 +111,6 @@ def arrays(program: Program, job: Mapping[str, Any]) -> tuple[Tensor, Tensor, li
         cols = int(n * o.width)
         if o.kind is Kind.TILE:
             loaded = torch.float32 if job["wide"] else operand_storage(dtype)
-            loaded = torch.float8_e4m3fn if o.name in job["narrow"] else loaded
             operands.append(empty(m, cols, dtype=loaded))
         elif o.kind is Kind.INDEX:
             operands.append(empty(m, 1, dtype=torch.int64))
@@ -116,6 +123,16 @@ def arrays(program: Program, job: Mapping[str, Any]) -> tuple[Tensor, Tensor, li
     a = empty(k, m).t() if job["layout"] == "tn" else empty(m, k)
     b = empty(n, k, dtype=dtype_b).t() if job["layout"] == "nt" else empty(k, n, dtype=dtype_b)
     return a, b, operands
+
+
+def sum24_arrays(job: Mapping[str, Any]) -> list[Tensor]:
+    """The matrices of a sum in 24 bits, then a and b, without memory."""
+    import torch
+
+    m, n, k, dtype = job["m"], job["n"], job["k"], getattr(torch, job["dtype"])
+    shapes = ((m, n), torch.bfloat16), ((m, n), torch.uint8), ((k, m), dtype), ((k, n), dtype)
+    high, low, a, b = (torch.empty(shape, dtype=d, device="meta") for shape, d in shapes)
+    return [high, low, a.t(), b]
 
 
 def objects() -> set[Path]:

@@ -113,11 +113,11 @@ class _Writer:
             self.lines.append(call_text.format(arguments[sink_name], arguments[index_name]))
         d = "None"
         for _, memory in call.stores:
-            name, place = f"o_{memory.name}" if memory.name else "d", self._place(memory)
+            place = None if memory.name else self._place(memory)
             if place is not None:
-                self._line(name, place)
-            else:
-                self._empty(name, memory)
+                d = self._line("d", place)
+                continue
+            name = self._empty(f"o_{memory.name}" if memory.name else "d", memory)
             if memory.columns is not None and not memory.whole:
                 self._line(name, f"{self.constant(memory.kept)}({name})")
             if memory.name:
@@ -133,27 +133,19 @@ class _Writer:
         plan = self.constant(call.plan)
         self.lines.append(f"launch({plan}, {sides[0]}, {sides[1]}, {d}, {c}, {{{given}}})")
 
-    def _place(self, memory: Any) -> str | None:
-        """A loaded matrix that a store may overwrite: what is stored of a subtile has been computed
-        from all that is loaded of it, and no other subtile reads there."""
-        if memory.columns is not None or memory.whole:
+    def _place(self, d: Any) -> str | None:
+        """C, if D may overwrite it: the epilogue loads each subtile of C before it stores D's."""
+        if not isinstance(self.call.feed_c, Inline) or d.columns is not None:
             return None
-        output = next(name for name, m in self.call.stores if m is memory)
+        output = next(name for name, memory in self.call.stores if memory is d)
         parts = ((r.name, max(1, len(r.components))) for r in results(self.program, self.raw))
         names = [name for name, count in parts for _ in range(count)]
-        loaded = self._loaded()
         for position, i, shape, dtype in self.offers:
-            alike = shape == memory.shape and dtype is memory.dtype
-            if names[position] == output and alike and f"t[{i}]" in loaded:
-                return f"t[{i}]"
+            text = f"t[{i}]"
+            alike = shape == d.shape and dtype is d.dtype
+            if names[position] == output and alike and self.call.feed_c.text == text:
+                return text
         return None
-
-    def _loaded(self) -> set[str]:
-        """Operands that the kernel loads as matrices from where they lie."""
-        call = self.call
-        tiles = {x.name for x in call.lowered.loads if x.port == "tile"}
-        feeds = [call.feed_c, *(feed for name, feed in call.feeds if name in tiles)]
-        return {feed.text for feed in feeds if isinstance(feed, Inline)}
 
     def _line(self, name: str, text: str) -> str:
         if name != text:

@@ -13,6 +13,8 @@ log-sum-exp returns max + log Σ and is NaN for a row that holds +Inf; PyTorch's
 Without ``edges`` the matrix is known to be a multiple of the tile and nothing is masked.
 
 :class:`OneHot` loads an index per row and hands the function 1 at that column, else 0.
+:class:`ThirdByteLoad` and :class:`ThirdByteStore` are the byte below bf16 of fp32 numbers, for sums
+in 24 bits (sum24.py).
 
 QuACK keys cached kernels by a class's name alone, so the key of each operation holds the hash of
 this file.
@@ -25,14 +27,20 @@ from pathlib import Path
 from typing import Any
 
 from codetta.backends.cuda.quack import (
+    F2,
     ColVecLoad,
     ColVecReduce,
     Float32,
     Scalar,
+    TileLoad,
+    TileStore,
+    bitcast_int32,
+    bitcast_number,
     cute,
     cutlass,
     layout_utils,
     make_fake_tensor,
+    permuted_bytes,
 )
 
 _INF = float("inf")
@@ -271,3 +279,65 @@ class OneHot(ColVecLoad):
         for i in range(cute.size(hit)):
             hit[i] = _select(Float32(at[i][1] + state[3]) == index[i], 1.0, 0.0)
         return hit
+
+
+# ----------------------------------------------------------------------------- sums in 24 bits
+def upper_half(x: Any) -> Any:
+    """x without the lower 16 bits: a number that bf16 holds, not rounded."""
+    return bitcast_number(bitcast_int32(x) & cutlass.Int32(-65536))
+
+
+def joined(high: Any, third: Any) -> Any:
+    """The number whose upper half is that of ``high`` and whose third byte :class:`ThirdByteLoad`
+    has read."""
+    return bitcast_number(bitcast_int32(high) | bitcast_int32(third))
+
+
+def both_lanes(lane: Any, *arguments: Any) -> Any:
+    """``lane`` of the arguments, or of each half of them where they come as packed pairs."""
+    if not isinstance(arguments[0], tuple):
+        return lane(*arguments)
+    first, second = (lane(*(x[i] for x in arguments)) for i in (0, 1))
+    return {name: F2(first[name], second[name]) for name in first}
+
+
+class ThirdByteLoad(TileLoad):
+    """A matrix of bytes; the function gets fp32 numbers with them as bits 8 to 15, else 0."""
+
+    def config_key(self) -> tuple[Any, ...]:
+        return (*super().config_key(), _SOURCE)
+
+    def begin_loop(self, gemm: Any, state: Any, epi_coord: Any) -> Any:
+        loaded = state.tRS_rTile
+        pairs = cute.recast_tensor(loaded, cutlass.Uint16)  # neighbours in a row
+        numbers = cute.make_rmem_tensor(loaded.layout, Float32)
+        zero = cutlass.Int32(0)
+        for i in range(cute.size(pairs)):
+            pair = cutlass.Int32(pairs[i])
+            for j in (0, 1):
+                numbers[2 * i + j] = bitcast_number(permuted_bytes(pair, zero, 0x4404 | j << 4))
+        return numbers
+
+
+class ThirdByteStore(TileStore):
+    """Bits 8 to 15 of fp32 numbers as a matrix of bytes."""
+
+    def config_key(self) -> tuple[Any, ...]:
+        return (*super().config_key(), _SOURCE)
+
+    def store_convert(
+        self,
+        gemm: Any,
+        numbers: Any,
+        sr_seed: Any,
+        tidx: Any,
+        tile_coord_mnkl: Any,
+        num_prev_subtiles: Any,
+        epi_idx: Any,
+    ) -> Any:
+        stored = cute.make_rmem_tensor(numbers.layout, cutlass.Uint8)
+        pairs = cute.recast_tensor(stored, cutlass.Uint16)
+        for i in range(cute.size(pairs)):
+            first, second = (bitcast_int32(numbers[2 * i + j]) for j in (0, 1))
+            pairs[i] = cutlass.Uint16(permuted_bytes(first, second, 0x4451))
+        return stored

@@ -26,21 +26,30 @@ if (_reason := missing_package()) is not None:
 try:
     import cutlass
     import cutlass.cute as cute
-    from cutlass import Float32
+    from cutlass import Float32, Int32
+    from cutlass._mlir.extras import types as mlir_types
+    from cutlass._mlir_helpers.arith import bitcast
     from quack import layout_utils
+    from quack.blockscaled.nvfp4_utils import prmt
     from quack.compile_utils import make_fake_tensor
     from quack.epilogue.frontend import EpiMod
-    from quack.epilogue.ops import ColVecLoad, ColVecReduce, Scalar
+    from quack.epilogue.math import F2
+    from quack.epilogue.ops import ColVecLoad, ColVecReduce, Scalar, TileLoad, TileStore
     from quack.gemm_runtime.host import run_gemm_epi_plan
 except ImportError as error:
     raise BackendUnavailable(given="cuda", reason=str(error), fix=INSTALL) from error
 
 __all__ = [
+    "F2",
     "ColVecLoad",
     "ColVecReduce",
     "EpiMod",
     "Float32",
     "Scalar",
+    "TileLoad",
+    "TileStore",
+    "bitcast_int32",
+    "bitcast_number",
     "build",
     "cute",
     "cutlass",
@@ -48,6 +57,7 @@ __all__ = [
     "launch",
     "layout_utils",
     "make_fake_tensor",
+    "permuted_bytes",
 ]
 
 
@@ -64,6 +74,22 @@ def epilogue(source: str) -> Any:
     module.__file__ = file
     exec(compile(source, file, "exec"), module.__dict__)
     return module.__dict__["epilogue"]
+
+
+def bitcast_int32(x: Any) -> Any:
+    """The bits of an fp32 number in a kernel."""
+    return Int32(bitcast(Float32(x).ir_value(), mlir_types.i32()))
+
+
+def bitcast_number(bits: Any) -> Any:
+    """The fp32 number with these 32 bits, in a kernel."""
+    return Float32(bitcast(Int32(bits).ir_value(), mlir_types.f32()))
+
+
+def permuted_bytes(a: Any, b: Any, selector: int) -> Any:
+    """Four of the bytes of a (0 to 3) and b (4 to 7) by the digits of the selector, the lowest
+    first."""
+    return prmt(a, b, Int32(selector))
 
 
 def build(

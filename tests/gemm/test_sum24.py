@@ -1,0 +1,133 @@
+"""Sums of products in 24 bits: fp32 without its last byte, in a bf16 matrix and one of bytes."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from helpers.budget import norm
+from torch import Tensor
+
+from codetta.ops import run_gemm_sum24_
+
+#: (M, N, K) of aligned, ragged and odd products.
+SIZES = [(128, 128, 64), (300, 264, 72), (37, 50, 23), (1, 8, 1)]
+LAYOUTS = ["nn", "tn", "nt"]
+
+
+def operands(size, chunks, layout="nn", scale=1.0, seed=0):
+    m, n, k = size
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(rows, cols, side):
+        shape = (rows, cols) if side == "n" else (cols, rows)
+        x = (torch.randn(shape, generator=generator) * math.sqrt(scale)).bfloat16()
+        return x if side == "n" else x.t()
+
+    return [(normal(m, k, layout[0]), normal(k, n, layout[1])) for _ in range(chunks)]
+
+
+def summed(parts, last=True) -> tuple[Tensor, Tensor]:
+    a, b = parts[0]
+    high = torch.full((a.shape[0], b.shape[1]), math.nan, dtype=torch.bfloat16)
+    low = torch.full(high.shape, 255, dtype=torch.uint8)
+    for i, (a, b) in enumerate(parts):
+        end = last and i == len(parts) - 1
+        run_gemm_sum24_(high, low, a, b, first=i == 0, last=end)
+    return high, low
+
+
+def number(high, low):
+    """What the two matrices hold."""
+    bits = high.view(torch.int16).int() << 16 | low.int() << 8
+    return bits.view(torch.float32)
+
+
+def exact(parts):
+    return sum(a.double() @ b.double() for a, b in parts)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("chunks", [2, 5])
+def test_the_last_product_leaves_the_rounded_sum(backend, size, layout, chunks):
+    parts = operands(size, chunks, layout)
+    high, _ = summed(parts)
+    error, expected = high.double() - exact(parts), exact(parts)
+    # half a unit of bf16, and what is cut off of sums that may be larger than the last one
+    assert (error.abs() <= expected.abs() * 2.0**-8 + 2e-4 * expected.abs().max()).all()
+    assert norm(error) <= (3e-3 if high.numel() < 100 else 1.8e-3) * norm(expected)
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_before_it_there_are_24_bits(backend, size):
+    parts = operands(size, 6)
+    found = number(*summed(parts, last=False)).double()
+    assert norm(found - exact(parts)) < 1e-4 * norm(exact(parts))
+
+
+@pytest.mark.parametrize("chunks", [2, 16])
+@pytest.mark.parametrize("scale", [1e-30, 1e-12, 1e12, 1e30])
+def test_at_any_magnitude(backend, chunks, scale):
+    parts = operands((64, 64, 32), chunks, scale=scale)
+    found = number(*summed(parts, last=False)).double()
+    assert norm(found - exact(parts)) < 2e-4 * norm(exact(parts))
+
+
+def test_sums_of_whole_numbers_are_exact(backend):
+    """Ties of bf16 among them, such as 257: nothing is rounded before the end."""
+    parts = [(a.sign(), b.sign()) for a, b in operands((64, 64, 64), 40)]
+    high, low = summed(parts, last=False)
+    assert torch.equal(number(high, low).double(), exact(parts))
+    one = torch.ones(64, 64, dtype=torch.bfloat16)
+    for _ in range(5):
+        run_gemm_sum24_(high, low, one, one, first=False, last=False)
+    assert torch.equal(number(high, low).double(), exact(parts) + 5 * 64)
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 0.0])
+def test_infinities_nan_and_zero_stay(backend, value):
+    a, b = torch.zeros(2, 8, 8, dtype=torch.bfloat16)
+    a[0, 0], b[0] = value, 1.0
+    zero, one = torch.zeros(8, 8, dtype=torch.bfloat16), torch.ones(8, 8, dtype=torch.bfloat16)
+    for last in (False, True):
+        high, _ = summed([(a, b), (zero, one), (zero, one)], last)
+        expected = torch.zeros(8, 8).index_fill(0, torch.tensor([0]), value)
+        torch.testing.assert_close(high.float(), expected, equal_nan=True, rtol=0, atol=0)
+
+
+def test_a_first_product_reads_nothing_and_a_last_one_writes_no_bytes(backend):
+    parts = operands((128, 64, 32), 2)
+    once, again = summed(parts, last=False), summed(parts, last=False)
+    assert all(torch.equal(x, y) for x, y in zip(once, again, strict=True))
+    high, low = once
+    kept = low.clone()
+    run_gemm_sum24_(high, low, *parts[0], first=False, last=True)
+    assert torch.equal(low, kept)
+    for a, b in operands((128, 64, 32), 2):  # what is multiplied is not touched
+        assert torch.equal(a, parts[0][0]) or torch.equal(a, parts[1][0])
+        assert torch.equal(b, parts[0][1]) or torch.equal(b, parts[1][1])
+
+
+def test_in_memory_with_gaps(backend):
+    """Matrices whose rows have a pitch that the kernels cannot write with."""
+    parts = operands((32, 40, 16), 3)
+    wide, bytes_ = torch.zeros(32, 47, dtype=torch.bfloat16), torch.zeros(32, 45, dtype=torch.uint8)
+    high, low = wide[:, 3:43], bytes_[:, 2:42]
+    for i, (a, b) in enumerate(parts):
+        run_gemm_sum24_(high, low, a, b, first=i == 0, last=False)
+    expected = summed(parts, last=False)
+    assert torch.equal(number(high.contiguous(), low.contiguous()), number(*expected))
+    assert wide[:, :3].count_nonzero() == 0 == bytes_[:, 42:].count_nonzero()
+
+
+def test_it_is_an_operator_that_says_what_it_writes():
+    from torch.testing._internal.optests import fake_check
+
+    high, low = summed(operands((16, 16, 8), 1), last=False)
+    a, b = operands((16, 16, 8), 1)[0]
+    before = high._version, low._version
+    run_gemm_sum24_(high, low, a, b, first=False, last=False)
+    assert (high._version, low._version) == (before[0] + 1, before[1] + 1)
+    fake_check(torch.ops.codetta.gemm_sum24_.default, (high, low, a, b, False, False), {})
