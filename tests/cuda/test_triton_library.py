@@ -41,10 +41,11 @@ def test_random_programs_equal_the_reference(seed):
 def small_blocks(monkeypatch):
     """Blocks so small that every loop over rows and columns takes several steps."""
     small = {
-        "plain": Shape(16, 4, 4),
-        "over_cols": Shape(16, 2, 4),
-        "over_rows": Shape(8, 2, 8),
-        "combine": Shape(8, 4, 4),
+        "plain": Shape(16, 4, 16, 128),
+        "tile": Shape(16, 2, 16, 128),
+        "over_cols": Shape(16, 2, 16, 128),
+        "over_rows": Shape(8, 2, 16, 128),
+        "combine": Shape(8, 4, 16, 128),
     }
     monkeypatch.setattr(triton_stages, "SHAPES", small)
     monkeypatch.setattr(triton_stages, "ROWS_OF_COLUMN_SUM", 6)
