@@ -4,11 +4,11 @@
     python benchmarks/tune_pointwise.py --out results --model llama-1b --least 64
 
 Programs without a product run as kernels generated for Triton, whose blocks are cut by a rule
-(src/codetta/backends/cuda/triton_stages.py) that nobody measured kernel by kernel. Here each such
-program of a step that moves --least MB or more runs, on the step's own tensors, in the rule's cut
-and in others near it, in blocks back to back as in tune_sustained.py. Results of all cuts are
-compared. The step is that of a case of llama.py with two of its layers. One JSON file per model;
-nothing becomes a default. Needs a GPU.
+(src/codetta/backends/cuda/triton_stages.py, which says what this found). Here each such program of
+a step that moves --least MB or more runs, on the step's own tensors, in the rule's cut and in
+others near it, in blocks back to back as in tune_sustained.py. Results of all cuts are compared.
+The step is that of a case of llama.py with two of its layers. One JSON file per model; nothing
+becomes a default. Needs a GPU.
 """
 
 from __future__ import annotations

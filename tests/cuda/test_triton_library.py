@@ -9,6 +9,7 @@ from triton_runner import check, fitting, inputs
 
 from codetta.backends.cuda import triton_kernels, triton_stages
 from codetta.backends.cuda.triton_stages import Shape
+from codetta.programs import rotary
 
 LIBRARY = library()
 
@@ -41,10 +42,11 @@ def test_random_programs_equal_the_reference(seed):
 def small_blocks(monkeypatch):
     """Blocks so small that every loop over rows and columns takes several steps."""
     small = {
-        "plain": Shape(16, 4, 4),
-        "over_cols": Shape(16, 2, 4),
-        "over_rows": Shape(8, 2, 8),
-        "combine": Shape(8, 4, 4),
+        "plain": Shape(16, 4, 16, 128),
+        "tile": Shape(16, 2, 16, 128),
+        "over_cols": Shape(16, 2, 16, 128),
+        "over_rows": Shape(8, 2, 16, 128),
+        "combine": Shape(8, 4, 16, 128),
     }
     monkeypatch.setattr(triton_stages, "SHAPES", small)
     monkeypatch.setattr(triton_stages, "ROWS_OF_COLUMN_SUM", 6)
@@ -96,3 +98,12 @@ def test_results_repeat_to_the_bit():
     arguments = (program, operands, 70, 96, torch.bfloat16, torch.float32)
     first, second = (triton_kernels.pointwise(*arguments) for _ in range(2))
     assert all(torch.equal(x, y) for x, y in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("raw", [False, True])
+@pytest.mark.parametrize("head", [8, 12, 96, 128])
+def test_a_block_that_is_one_head_and_sums_of_columns_over_several_blocks(head, raw):
+    program = rotary.qk_norm_rotary_backward(head, heads=2, pairs="halves")
+    m, n, tile = 150, 3 * head, (128, head)
+    operands = inputs(program, m, n, torch.float32)
+    check(program, operands, m, n, torch.float32, tile, raw)

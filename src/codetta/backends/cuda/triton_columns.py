@@ -112,6 +112,8 @@ class ColumnSpace:
         start: expression for the first column of this block at a width.
         pieces: number of pieces of the natural run.
         piece: columns of a piece, at width 1: a multiple of the program's granule.
+        inside: every block is one piece and lies in the matrix as a whole. Validity is then a
+            constant, and so is the head or group that is a block: no predicates, no selects.
     """
 
     def __init__(
@@ -122,9 +124,10 @@ class ColumnSpace:
         start: Callable[[Fraction], str],
         pieces: int,
         piece: int,
+        inside: bool = False,
     ) -> None:
         self._line, self._total, self._limit, self._start = line, total, limit, start
-        self.pieces, self.piece = pieces, piece
+        self.pieces, self.piece, self.inside = pieces, piece, inside
         self._made: dict[Key, Columns] = {}
         self._divided: dict[Key, tuple[str, str]] = {}
 
@@ -142,7 +145,11 @@ class ColumnSpace:
             start = self._start(run.width)
             if run.contiguous:
                 index = self._line("c", f"{start} + {p}")
-                valid = self._line("ok", f"{index} < {self._limit(run.width)}")
+                if self.inside:
+                    text = f"tl.full([1, {run.block}], True, tl.int1)"
+                else:
+                    text = f"{index} < {self._limit(run.width)}"
+                valid = self._line("ok", text)
             else:
                 p = self._line("a", p)
                 index = self._line(
@@ -159,10 +166,11 @@ class ColumnSpace:
         """Variables with index // size and index % size."""
         key: Key = ("divided", at.key, size)
         if key not in self._divided:
-            self._divided[key] = (
-                self._line("div", f"{at.index} // {size}"),
-                self._line("mod", f"{at.index} % {size}"),
-            )
+            whole, rest = f"{at.index} // {size}", f"{at.index} % {size}"
+            if self.inside and at.run == Run(at.width, 1, size, size):
+                whole = f"tl.full([1, {size}], ({self._start(at.width)}) // {size}, tl.int32)"
+                rest = f"tl.arange(0, {size})[None, :]"
+            self._divided[key] = self._line("div", whole), self._line("mod", rest)
         return self._divided[key]
 
     # ---- pairs

@@ -72,17 +72,18 @@ def rope(emit: Emitter, i: int, node: Node, j: str, turned: Val, at: Columns) ->
     """cos and sin of pair j of each row's position; NaN where the table has no such row."""
     table, positions = emit.parameters.tensors(emit.program.nodes[i].attr("name"))
     p = _by_row(emit, positions, ("position", i), "0", "")
-    lost = emit.once(("lost", i), "lost", f"({p} < 0) | ({p} >= {table.size})", emit.row_section)
+    known = emit.once(("known", i), "known", f"({p} >= 0) & ({p} < {table.size})", emit.row_section)
     base = emit.once(
-        ("table", i), "base", f"{table.pointer} + tl.where({lost}, 0, {p}) * {table.row_stride}",
+        ("table", i), "base", f"{table.pointer} + tl.where({known}, {p}, 0) * {table.row_stride}",
         emit.row_section,
     )  # fmt: skip
-    ok = f"{emit.rows_ok} & {turned.name}"
+    # What is not loaded is NaN. Outside the matrix and where nothing is turned, nobody sees it.
+    ok = f"{emit.rows_ok} & {turned.name} & {known}"
     found = []
     for shift in (0, node.attr("rotary_dim") // 2):
         entry = table.along(f"{j} + {shift}" if shift else j)
-        load = f"tl.load({base} + {entry}, mask={ok}, other=0)"
-        text = f"tl.where({lost}, float('nan'), {convert(load, table.array.dtype, emit.compute)})"
+        load = f"tl.load({base} + {entry}, mask={ok}, other=float('nan'))"
+        text = convert(load, table.array.dtype, emit.compute)
         name = emit.once(("rope", text), "rope", text, emit.section(True, at.block))
         found.append(Val(name, True, at.block))
     cos, sin = found

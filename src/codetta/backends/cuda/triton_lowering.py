@@ -240,12 +240,10 @@ def _group_sum(emit: Emitter, node: Node, at: Columns | None) -> Val:
     size = node.attr("size")
     if emit.layout == f"halves:{size}" and at.run is not None:
         half, padded = emit.columns.spread(at, size // 2)
-        parts = [
-            _summed(emit, emit.value(node.args[0], emit.columns.member(half, emit.layout, k)),
-                    half, at.block, padded, size // 2)
-            for k in (0, 1)
-        ]  # fmt: skip
-        return emit.apply("{0} + {1}", *parts)
+        pair = (emit.value(node.args[0], emit.columns.member(half, emit.layout, k)) for k in (0, 1))
+        # Added before the sum over columns, whose exchanges between threads are then half as many.
+        both = emit.apply("{0} + {1}", *pair)
+        return _summed(emit, both, half, at.block, padded, size // 2)
     wide, padded = emit.columns.spread(at, size)
     return _summed(emit, emit.value(node.args[0], wide), wide, at.block, padded, size)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from codetta.backends.cuda.triton_arguments import convert
@@ -14,6 +15,10 @@ from codetta.language.primitives import COL_REDUCTIONS
 
 if TYPE_CHECKING:
     from codetta.backends.cuda.triton_source import Emitter
+
+
+#: Elements of a tile that a thread loads at once: 16 bytes of bf16.
+_ACCESS = 8
 
 
 def write(emit: Emitter) -> None:
@@ -90,11 +95,13 @@ class _Folding:
 
     def run(self) -> None:
         """Emit the folds of all blocks of columns that cover the tile."""
-        for at in self.emit.cover(self.source):
-            elements = self._elements(at)
+        cover = self.emit.cover(self.source)
+        joint = self.node.op == "rowsum" and len({(at.valid, at.block) for at in cover if at}) == 1
+        for at in cover[:1] if joint else cover:
+            elements = self._elements(at, cover if joint else (at,))
             with self.emit.at("inner"):
-                new = self.fold.block(self.emit, elements)
                 where = None if 1 in self.axes else at
+                new = self._block(elements, where)
                 if self.carried:
                     new = self.fold.merge(self.emit, self._state(where), new)
                     for name, value in zip(self._state(where), new, strict=True):
@@ -117,7 +124,8 @@ class _Folding:
     def _state(self, where: Columns | None) -> Names:
         """Carried state, set to the identity before the loop."""
         if where not in self.states:
-            height, block = self.emit.height(self.rows), where.block if where else 1
+            height = self.tall(where) or self.emit.height(self.rows)
+            block = where.block if where else 1
             shape = f"[{height}, {block}]"
             self.states[where] = tuple(
                 self.emit.line(f"s{c}", f"tl.full({shape}, {x}, {self.emit.dtype})", "outer")
@@ -125,9 +133,11 @@ class _Folding:
             )
         return self.states[where]
 
-    def _elements(self, at: Columns | None) -> Elements:
+    def _elements(self, at: Columns | None, blocks: Sequence[Columns | None]) -> Elements:
+        """Of the values at ``blocks``, which are as wide and as valid as ``at``, added."""
         emit, node = self.emit, self.node
-        x = emit.value(node.args[0], at).name
+        values = [emit.value(node.args[0], b) for b in blocks]
+        x = values[0].name if len(values) == 1 else emit.apply("{0} + {1}", *values).name
         ok = []
         if 0 in self.axes and self.source.has_rows:
             ok.append(emit.rows_ok)
@@ -143,6 +153,26 @@ class _Folding:
             mask = emit.line("ok", " & ".join(ok)) if len(ok) > 1 else ok[0]
         return Elements(x, mask, self.axes, extra, index)
 
+    def tall(self, where: Columns | None) -> int:
+        """Rows of a carried sum of columns: those that the instance's threads hold at one time.
+
+        The rows of a block that one thread holds are added in its registers, and only after the
+        loop is there an exchange between threads. 0 where the state is not such a sum.
+        """
+        sums = self.node.op == "colsum" and self.source.has_rows
+        if not sums or not self.carried or where is None:
+            return 0
+        return min(self.emit.cut.rows, max(1, 32 * self.emit.cut.warps * _ACCESS // where.block))
+
+    def _block(self, e: Elements, where: Columns | None) -> Names:
+        """State of one block of elements."""
+        rows = self.tall(where)
+        if where is None or rows < 2:
+            return self.fold.block(self.emit, e)
+        shape = f"[{self.emit.cut.rows // rows}, {rows}, {where.block}]"
+        text = f"tl.reshape(tl.where({e.ok}, {e.x}, 0.0), {shape})"
+        return (self.emit.line("sum", f"tl.sum({text}, axis=0)"),)
+
     def store(self, outs: list[str]) -> None:
         """Write the raw partial of this tile."""
         emit, zero = self.emit, "tl.zeros([1, 1], tl.int64)"
@@ -152,7 +182,12 @@ class _Folding:
                 address = f"pid_m.to(tl.int64) * {total} + {where.index}"
                 mask = where.valid
             elif self.rows:
-                address, mask = f"{emit.rows} * {_chunks(emit)} + pid_n", emit.rows_ok
+                # As a vector over rows it is stored by the threads that have it.
+                address, mask = f"{emit.rows_flat} * {_chunks(emit)} + pid_n", emit.rows_ok_flat
+                rows = emit.cut.rows
+                state = tuple(
+                    f"tl.reshape(tl.broadcast_to({s}, [{rows}, 1]), [{rows}])" for s in state
+                )
             elif self.axes == (0,):  # of a Col: one number per chunk of rows
                 address, mask = f"{zero} + pid_m", _first(emit, "pid_n")
             elif 0 in self.axes:
@@ -161,6 +196,8 @@ class _Folding:
                 address, mask = f"{zero} + pid_n", _first(emit, "pid_m")
             mask = f", mask={mask}" if mask else ""
             with emit.at("after" if self.carried else "inner"):
+                if self.tall(where) > 1:
+                    state = tuple(f"tl.sum({s}, axis=0, keep_dims=True)" for s in state)
                 for out, name in zip(outs, state, strict=True):
                     emit.statement(f"tl.store({out} + {address}, {name}{mask})")
 

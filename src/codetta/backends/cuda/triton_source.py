@@ -94,7 +94,7 @@ class Emitter:
         self.layout = task.pair_layout(cut.piece)
         self.columns = ColumnSpace(
             lambda prefix, text: self.line(prefix, text, self.col_section),
-            self.parameters.total, self._limit, self._start, cut.pieces, cut.piece,
+            self.parameters.total, self._limit, self._start, cut.pieces, cut.piece, cut.inside,
         )  # fmt: skip
 
     # ---- sections and lines

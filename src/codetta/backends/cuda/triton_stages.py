@@ -7,10 +7,54 @@ Program with ``combine`` nodes, made here, that goes through the same code gener
 the order of every sum is fixed. With ``raw`` there is one kernel and its chunks are the language's
 tiles.
 
-Cuts. The kernels are bound by memory, so a block is as large as keeps all loads in registers, 8 to
-32 elements of each tile a thread (by the program's peak of live values), with enough columns side
-by side for 16-byte accesses. Reductions over rows want tall blocks, because each block of rows
-leaves a row of fp32 partials: 32 rows of bf16 cost 2 / 32 of an operand's traffic.
+Cuts. The kernels are bound by memory, and what tells a good cut from a bad one is how many bytes
+are on their way, against what an instance costs:
+
+- A thread holds 16 elements of each tile, two accesses of 16 bytes, in a kernel that passes once
+  over its block. 32 take twice the registers: no more elements are on their way, and an instance
+  stores later what it loaded at once. 8 halve what is on its way.
+- The GPU starts about 1.5 instances a nanosecond, whatever they do: a cut of 65536 instances of one
+  row or four took 0.043 ms for 68 and for 134 MB. An instance should move 4 KB.
+- Two warps are enough for that as soon as two tiles are moved. More wait for each other at every
+  exchange through shared memory. But vectors along the columns are read again, from a cache, in
+  each block of rows: where that would be more than half of what the tiles take, four warps share
+  them.
+- A kernel that loops ends each step in sums across its threads, whose latency only other elements
+  can hide: a thread holds 32. Registers bound that, and in taller threads they hold more elements,
+  because addresses, masks and numbers per row serve several: the backward of a rotary embedding and
+  head norms had 4096 elements on an SM with 16 a thread when it was measured, 8192 with 32. Today
+  it takes fewer registers: 6144 and 8192.
+
+Reductions over rows load and store vectors as wide as a block, or half as wide where a tile is
+taken apart into halves. They want twice as many threads as a vector has columns: with an element or
+more per thread Triton lays out the tiles like the vectors, in accesses of 4 bytes. So 64 columns
+take four warps and 128 eight, which hold 16 elements of 32 rows. They want tall blocks, because
+each chunk of rows leaves a row of fp32 partials: 32 rows of bf16 cost 2 / 32 of an operand's
+traffic.
+
+Milliseconds of the programs of 32 MB and more in a step of Qwen3-0.6B (q) and Llama-1B (l), 16384
+rows, in blocks back to back; one cut of one kernel may differ by 30 % between two layers:
+
+    program                    rows, warps   ms      former rule   best of 15
+    q row sum of squares       16, 4         0.0108  0.0115        0.0107
+    q head norms, rotary       4, 4          0.0883  0.0887        0.0853
+    q same, another layer      4, 4          0.0886  0.0863        0.0850
+    q scale by row and column  2, 2          0.0189  0.0222        0.0189
+    q row sum, 2 tiles         8, 2          0.0195  0.0195        0.0195
+    q RMS norm backward        2, 2          0.0267  0.0284        0.0266
+    q head norms backward      32, 4         0.2422  0.3968        0.2093
+    q same, another layer      32, 4         0.2463  0.5057        0.2463
+    l row sum of squares       16, 4         0.0193  0.0194        0.0193
+    l scale by row and column  2, 2          0.0358  0.0355        0.0349
+    l row sum, 2 tiles         8, 2          0.0349  0.0416        0.0349
+    l RMS norm backward        2, 2          0.0499  0.0519        0.0498
+    l rotary backward          8, 2          0.0805  0.0938        0.0803
+    l same, another layer      8, 2          0.0814  0.0940        0.0814
+
+Source: ``python benchmarks/tune_pointwise.py --out results --model qwen3-0.6b`` and ``llama-1b``,
+one H200, 2026-12-03, commit 8c4abfe. Since then the kernels of head norms exchange less between
+threads; compiled for sm_90a, a step of their backward's loop takes 18 shuffles instead of 100, 2
+barriers instead of 10 and 31.5 instead of 39.1 instructions per element.
 """
 
 from __future__ import annotations
@@ -27,7 +71,7 @@ from codetta.language.functions import as_attribute
 from codetta.language.primitives import REDUCTION, REDUCTIONS, ROW_REDUCTIONS
 from codetta.language.program import Operand, Output, Program
 from codetta.language.trace import ProgramTracer
-from codetta.language.traffic import peak_registers
+from codetta.language.traffic import BYTES, peak_registers
 from codetta.language.types import Kind
 from codetta.language.values import Value, attrs_of
 
@@ -163,27 +207,33 @@ def operand_positions(program: Program) -> dict[str, list[int]]:
 
 
 # ------------------------------------------------------------------------------------- cuts
-#: (most live tile values, elements of a tile per thread)
-PER_THREAD = ((3, 32), (8, 16), (1 << 30, 8))
-
-
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Defaults of a kind of kernel: columns of a block, most rows of a block, warps."""
+    """Defaults of a kind of kernel.
+
+    Attributes:
+        cols: columns of a block.
+        rows: most rows of a block.
+        elements: most elements of a tile per thread.
+        registers: most live tile values of a thread; they and addresses share 255 registers.
+    """
 
     cols: int
     rows: int
-    warps: int
+    elements: int
+    registers: int
 
 
-#: Reductions over rows load and store vectors as wide as a block. If those had an element or more
-#: per thread, Triton would lay out the tiles like the vectors: fewer columns than threads.
+#: 'tile': sums of the columns of one of the language's tiles, in one pass.
 SHAPES = {
-    "plain": Shape(512, 256, 4),
-    "over_cols": Shape(1024, 32, 4),
-    "over_rows": Shape(128, 32, 8),
-    "combine": Shape(64, 32, 4),
+    "plain": Shape(512, 256, 16, 128),
+    "tile": Shape(1024, 32, 16, 128),
+    "over_cols": Shape(1024, 32, 32, 128),
+    "over_rows": Shape(128, 32, 32, 240),
+    "combine": Shape(64, 32, 16, 128),
 }
+#: Bytes that an instance should move; what vectors may add to that from a cache.
+MOVED, CACHED = 4096, 0.5
 #: Rows that one instance sums where nothing but columns is summed.
 ROWS_OF_COLUMN_SUM = 128
 
@@ -193,11 +243,9 @@ def cut(task: Task, n: int, tile: Tile | None) -> Cut:
     piece = task.program.granule if task.has_cols else 1
     width = power_of_two(piece)
     combines = any(node.op == "combine" for node in task.live)
-    kind = "over_rows" if task.over_rows else "over_cols" if task.over_cols else "plain"
+    kind = _kind(task)
     shape = SHAPES["combine" if combines else kind]
-    live = peak_registers(task.program) + len(task.folded)
-    live *= 2 if task.compute == "fp64" else 1
-    elements = 32 * shape.warps * next(e for most, e in PER_THREAD if live <= most)
+    each = _elements(task, shape)
     tile_m, tile_n = tile or default_tile(task.program)
     if task.raw and task.folded:
         widest = power_of_two(-(-min(tile_n, power_of_two(n)) // piece))
@@ -207,8 +255,18 @@ def cut(task: Task, n: int, tile: Tile | None) -> Cut:
     else:
         pieces = 1
     across = max(pieces * width, COMBINED_AT_ONCE if combines else 1)
-    rows = max(1, min(elements // across, shape.rows)) if task.has_rows else 1
-    by_columns = kind == "over_cols" or (task.over_cols and not task.raw)
+
+    def rows_of(warps: int) -> int:
+        return max(1, min(32 * warps * each // across, shape.rows)) if task.has_rows else 1
+
+    warps = 4
+    if kind == "over_rows":
+        vector = across // 2 if task.pair_layout(piece) else across
+        warps = min(max(4, 2 * vector // 32), 8)
+    elif not combines and kind != "over_cols" and _two_warps(task, rows_of(2), across):
+        warps = 2
+    rows = rows_of(warps)
+    by_columns = kind in ("tile", "over_cols") or (task.over_cols and not task.raw)
     if task.raw and task.folded:
         rows = min(rows, power_of_two(tile_m))
         chunk = (rows if by_columns else tile_m), tile_n
@@ -216,4 +274,39 @@ def cut(task: Task, n: int, tile: Tile | None) -> Cut:
         chunk = rows, 0
     else:
         chunk = max(rows, ROWS_OF_COLUMN_SUM) if task.over_rows else rows, pieces * piece
-    return Cut(by_columns, rows, pieces, piece, *chunk, shape.warps)
+    return Cut(by_columns, rows, pieces, piece, *chunk, warps)
+
+
+def _kind(task: Task) -> str:
+    if task.over_rows:
+        return "over_rows"
+    return ("tile" if task.raw else "over_cols") if task.over_cols else "plain"
+
+
+def _elements(task: Task, shape: Shape) -> int:
+    """Elements of a tile per thread: a power of two, by the program's peak of live values."""
+    live = peak_registers(task.program) + len(task.folded)
+    live *= 2 if task.compute == "fp64" else 1
+    each = shape.elements
+    while each > 8 and live * each > shape.registers:
+        each //= 2
+    return each
+
+
+def _two_warps(task: Task, rows: int, cols: int) -> bool:
+    """A block of two warps moves enough bytes, and enough for the vectors it reads."""
+    program, width = task.program, BYTES.get(task.operand, 1)
+    moved = sum(
+        width * n.type.cols for n in task.live if n.op == "operand" and n.type.kind is Kind.TILE
+    ) + sum(
+        BYTES.get(s.dtype, 1) * t.cols
+        for s in task.sinks
+        for t in [program.nodes[s.node].type]
+        if s.kind == "store" and t.has_rows and t.has_cols
+    )
+    vectors = sum(
+        BYTES[task.compute] * n.type.cols
+        for n in task.live
+        if n.op == "operand" and n.type.kind is Kind.ROW
+    )
+    return bool(rows * cols * moved >= MOVED and vectors <= CACHED * rows * moved)

@@ -177,6 +177,12 @@ class Cut:
         return self.pieces * self.piece
 
     @property
+    def inside(self) -> bool:
+        """Every block is one piece, of which N is a multiple, and no chunk ends within it."""
+        whole = self.chunk_cols == self.cols or (self.by_columns and not self.chunk_cols)
+        return self.pieces == 1 and self.piece > 1 and whole
+
+    @property
     def steps(self) -> int:
         """Blocks of a chunk, 0 if that depends on N."""
         if not self.by_columns:
