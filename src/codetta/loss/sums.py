@@ -22,8 +22,8 @@ class Sums:
     """dh = dz W, dW = dzᵀ h and dbias = Σ dz, chunk by chunk; of dh, dx and dγ.
 
     Of chunks of tokens, a chunk of dx is complete at once and dW is a sum over all; of chunks of
-    the vocabulary it is the other way round. Sums are kept with more digits than the result has,
-    in fp32 or, if the plan says so, in 24 bits in the memory of the gradient and a byte per element.
+    the vocabulary it is the other way round. Sums are kept with more digits than the result has:
+    in fp32 or, if the plan says so, in 24 bits, in the gradient's memory and a byte per element.
     """
 
     def __init__(self, head: Head, need: Need, plan: LossPlan, chunks: int) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from codetta.backends.watched import PLAIN, somebody_watches
 from codetta.language.program import Program
-from codetta.ops import run_gemm_accumulate_
+from codetta.ops import run_gemm_accumulate_, run_gemm_sum24_
 from codetta.ops.library import GEMM, POINTWISE
 from codetta.plan.plan import Plan
 from codetta.plan.prepare import PREPARE
@@ -77,6 +77,11 @@ class Operators:
 
     def gemm_accumulate_(self, target: Tensor, a: Tensor, b: Tensor) -> None:
         run_gemm_accumulate_(target, a, b)
+
+    def gemm_sum24_(
+        self, high: Tensor, low: Tensor, a: Tensor, b: Tensor, first: bool, last: bool
+    ) -> None:
+        run_gemm_sum24_(high, low, a, b, first=first, last=last)
 
 
 OPERATORS = Operators()

@@ -73,7 +73,8 @@ def compiled(job: Mapping[str, Any]) -> dict[str, object]:
     before = objects()
     call: Any
     if job["text"].startswith(SUM24):
-        call = sum24.call(job["text"].removeprefix(SUM24), *sum24_arrays(job), config)
+        high, low, a, b = sum24_arrays(job)
+        call = sum24.call(job["text"].removeprefix(SUM24), high, low, a, b, config)
     else:
         program = Program.parse(job["text"])
         with fp8_accumulation(job["fp8"]):
