@@ -5,10 +5,10 @@ are, what each parameter is made of and what becomes of the buffers is known fro
 So it is written out as a Python function without loops and branches,
 
     def run(a, b, t):                     # t: the operands
-        d = empty(k0, dtype=k1, device=k2)
-        s_ssq = empty(k3, dtype=k4, device=k2)
-        launch(k5, a, b, d, None, {'x0': t[0], 'ssq': s_ssq})
-        return [d, *finish((s_ssq, t[1]), k6, k7)]
+        d = empty(k0, k1, k2)             # shape, strides, dtype
+        s_ssq = empty(k3, k4, k5)
+        launch(k6, a, b, d, None, {'x0': t[0], 'ssq': s_ssq})
+        return [d, *finish((s_ssq, t[1]), k7, k8)]
 
 whose constants hold all sizes. Its text has none, so that it is compiled once per program and class
 of arrays, and a new M costs a dictionary of constants. On one core this takes a third of the time
@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from codetta.backends.cuda import arrays
 from codetta.backends.cuda.feeds import Inline, itself
 from codetta.backends.cuda.finalize import finalizer
 from codetta.backends.layout import results
@@ -79,8 +80,9 @@ class _Writer:
         self.call, self.raw, self.finish, self.offers = call, raw, finish, offers
         self.program = call.lowered.program
         self.lines: list[str] = []
-        self.scope: dict[str, Any] = {"empty": torch.empty, "launch": call.launch}
-        self.device = self.constant(call.device)
+        self.scope: dict[str, Any] = {
+            "empty": arrays.allocator(call.device), "launch": call.launch,
+        }  # fmt: skip
 
     def constant(self, value: Any) -> str:
         name = f"k{len(self.scope)}"
@@ -156,8 +158,8 @@ class _Writer:
         return feed.text if isinstance(feed, Inline) else f"{self.constant(feed)}(t)"
 
     def _empty(self, name: str, memory: Any) -> str:
-        shape, dtype = self.constant(memory.shape), self.constant(memory.dtype)
-        return self._line(name, f"empty({shape}, dtype={dtype}, device={self.device})")
+        given = (memory.shape, arrays.row_major(memory.shape), memory.dtype)
+        return self._line(name, f"empty({', '.join(map(self.constant, given))})")
 
     # ---- after it
     def _stored(self, memory: Any) -> str:

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from codetta.backends.calls import REFERENCE
+from codetta.backends.cuda.arrays import allocator
 from codetta.backends.cuda.capture import refuse
 from codetta.backends.cuda.config_cache import canonical
 from codetta.backends.cuda.triton_launch import DTYPES, Host, Key, Launch, contiguous_totals
@@ -160,7 +161,7 @@ class Bound:
     def __call__(self, operands: Sequence[Tensor], m: int, n: int) -> list[Tensor]:
         if self.launch is None:
             return self._first(operands, m, n)
-        outs: list[Tensor] = self.kernel.host.outputs(operands[0].device, m, n)
+        outs: list[Tensor] = self.kernel.host.outputs(allocator(operands[0].device), m, n)
         self.launch(outs, operands, m, n)
         return outs
 
@@ -204,7 +205,7 @@ class Kernel:
         if self.total:
             tensors = contiguous_totals(list(tensors), self.host.roles)
         key = self.host.key(tensors, n)
-        outs: list[Tensor] = self.host.outputs(tensors[0].device, m, n)
+        outs: list[Tensor] = self.host.outputs(allocator(tensors[0].device), m, n)
         launch = self.compiled.get(key)
         if launch is not None:
             launch(outs, tensors, m, n)

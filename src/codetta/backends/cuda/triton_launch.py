@@ -45,7 +45,7 @@ class Host:
 
     Attributes:
         key: (tensors, n) -> class of the call, see :meth:`arrays`.
-        outputs: (device, m, n) -> fresh output tensors.
+        outputs: (allocator, m, n) -> fresh output tensors, see :func:`arrays.allocator`.
     """
 
     def __init__(self, task: Task, cut: Cut) -> None:
@@ -54,9 +54,8 @@ class Host:
         widths = [f"{_times('n', w)} % 16 == 0" for w in task.widths]
         fields = [f for i, role in enumerate(self.roles) for f in _fields(i, role)]
         self.key = _function("t, n", f"(t[0].device, {', '.join(widths + fields)})")
-        # torch.empty takes two thirds of the time of x.new_empty with a dtype.
-        made = ", ".join(f"empty({s}, dtype=DT[{d!r}], device=d)" for s, d in shapes(task, cut))
-        self.outputs = _function("d, m, n", f"[{made}]")
+        made = ", ".join(f"e({_extents(a)}, DT[{d!r}])" for a, d in shapes(task, cut))
+        self.outputs = _function("e, m, n", f"[{made}]")
 
     def arrays(self, key: Key) -> tuple[tuple[Array, ...], frozenset[Fraction]]:
         """What the code generator needs to know of a class of calls."""
@@ -126,7 +125,7 @@ def _fields(i: int, role: str) -> list[str]:
 def _function(
     arguments: str, expression: str, more: dict[str, Any] | None = None
 ) -> Callable[..., Any]:
-    scope = {"DT": _TORCH, "empty": torch.empty, **(more or {})}
+    scope = {"DT": _TORCH, **(more or {})}
     made: Callable[..., Any] = eval(f"lambda {arguments}: {expression}", scope)
     return made
 
@@ -143,15 +142,15 @@ def chunks(task: Task, cut: Cut) -> tuple[str, str]:
     return tall, wide
 
 
-def shapes(task: Task, cut: Cut) -> list[tuple[str, str]]:
-    """Expression of m and n for the shape of each output tensor, and its dtype."""
+def shapes(task: Task, cut: Cut) -> list[tuple[list[str], str]]:
+    """Expressions of m and n for the sizes of each output tensor, and its dtype."""
     tall, wide = chunks(task, cut)
-    found: list[tuple[str, str]] = []
+    found: list[tuple[list[str], str]] = []
     for sink in task.sinks:
         node = task.program.nodes[sink.node]
         if sink.kind != "partial":
             axes = ["m"] * node.type.has_rows + [_times("n", node.type.cols)] * node.type.has_cols
-            found.append((_shape(axes), sink.dtype))
+            found.append((axes, sink.dtype))
             continue
         source = task.program.nodes[node.args[0]].type
         if node.op == "totalsum":
@@ -160,12 +159,14 @@ def shapes(task: Task, cut: Cut) -> list[tuple[str, str]]:
             axes = ["m" if source.has_rows else "1", wide]
         else:
             axes = [tall, _times("n", source.cols) if source.has_cols else "1"]
-        found += [(_shape(axes), sink.dtype)] * components(task.program, sink.node)
+        found += [(axes, sink.dtype)] * components(task.program, sink.node)
     return found
 
 
-def _shape(axes: list[str]) -> str:
-    return f"({''.join(f'{a}, ' for a in axes)})"
+def _extents(axes: list[str]) -> str:
+    """Shape and strides of a contiguous output of at most two axes, none of them empty."""
+    strides = [*axes[1:], "1"][: len(axes)]
+    return ", ".join(f"({''.join(f'{a}, ' for a in of)})" for of in (axes, strides))
 
 
 def contiguous_totals(tensors: list[Tensor], roles: list[str]) -> list[Tensor]:
