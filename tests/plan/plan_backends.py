@@ -62,3 +62,42 @@ class Watching(ReferenceBackend):
 
     def prepare(self, *arguments: Any) -> Tensor:
         return self._placed([super().prepare(*arguments)], None)[0]
+
+
+class Binding(Watching):
+    """The same as a backend that binds: what it binds runs on watched memory, too.
+
+    Attributes:
+        bound: how often something was bound.
+        state: what decides besides the arrays.
+        free: something may be bound.
+    """
+
+    binds = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bound, self.state, self.free = 0, 0, True
+
+    def setting(self) -> tuple[Any, ...]:
+        return self, self.state
+
+    def can_bind(self) -> bool:
+        return self.free
+
+    def gemm_bound(
+        self, program: Any, a: Any, b: Any, operands: Any, tile: Any, raw: bool, into: Any
+    ) -> Any:
+        at = {k: next(i for i, y in enumerate(operands) if y is x) for k, x in (into or {}).items()}
+        self.bound += 1
+        return lambda a, b, t: self.gemm(
+            program, a, b, t, tile, raw, into={k: t[i] for k, i in at.items()}
+        )
+
+    def pointwise_bound(self, program: Any, operands: Any, m: int, n: int, *types: Any) -> Any:
+        self.bound += 1
+        return lambda t: self.pointwise(program, t, m, n, *types)
+
+    def prepare_bound(self, plan: Any, weights: Any) -> Any:
+        self.bound += 1
+        return lambda w: self.prepare(plan, w)

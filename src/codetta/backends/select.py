@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextvars import ContextVar
 from functools import lru_cache, partial
 from types import ModuleType, TracebackType
@@ -41,9 +41,11 @@ class Backend(Protocol):
     nobody reads after this call. A backend may return it, overwritten, as that result if shape,
     strides and dtype agree and no element is written before all that depends on its old value has
     been computed. It may as well ignore the offer.
+    ``binds``: it is a :class:`Binding`, too.
     """
 
     name: str
+    binds: bool
 
     def gemm(
         self,
@@ -76,6 +78,51 @@ class Backend(Protocol):
 
     def gemm_accumulate_(self, target: Tensor, a: Tensor, b: Tensor) -> None:
         """target += a @ b, the product and the sum in target's dtype or fp32, the wider one."""
+
+
+class Binding(Backend, Protocol):
+    """A backend that looks up once what a class of calls runs.
+
+    Each method takes the arguments of the one whose name it begins with, and returns what that
+    calls for tensors of the same shapes, strides, dtypes, alignments and device. It launches
+    nothing.
+    """
+
+    def setting(self) -> Hashable:
+        """What else decides: whatever was bound under another setting is not to be called."""
+
+    def can_bind(self) -> bool:
+        """Not while a CUDA graph is captured, which nothing made in it outlives."""
+
+    def gemm_bound(
+        self,
+        program: Program,
+        a: Tensor,
+        b: Tensor,
+        operands: Sequence[Tensor],
+        tile: tuple[int, int] | None,
+        raw: bool,
+        into: Mapping[int, Tensor] | None = None,
+    ) -> Callable[[Tensor, Tensor, Sequence[Tensor]], list[Tensor]]:
+        """(a, b, operands) -> results."""
+
+    def pointwise_bound(
+        self,
+        program: Program,
+        operands: Sequence[Tensor],
+        m: int,
+        n: int,
+        operand: torch.dtype,
+        compute: torch.dtype,
+        tile: tuple[int, int] | None,
+        raw: bool,
+    ) -> Callable[[Sequence[Tensor]], list[Tensor]]:
+        """(operands) -> results."""
+
+    def prepare_bound(
+        self, plan: Plan, weights: Sequence[Tensor]
+    ) -> Callable[[Sequence[Tensor]], Tensor]:
+        """(weights) -> the output."""
 
 
 # Set by use_backend; unset means the environment variable, read at each call so that tests and

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -35,6 +35,8 @@ from codetta.language.types import Kind
 if TYPE_CHECKING:
     from codetta.backends.cuda.assembly import Call
 
+P = ParamSpec("P")
+T = TypeVar("T")
 #: (a, b, operands) -> the flat results.
 Run = Callable[[Tensor, Tensor, Sequence[Tensor]], list[Tensor]]
 #: (operands, m, n) -> outputs of a finalizer.
@@ -58,17 +60,17 @@ def offered(into: Mapping[int, Tensor], operands: Sequence[Tensor]) -> Offers:
     )
 
 
-def on_device(run: Run, device: torch.device) -> Run:
+def on_device(run: Callable[P, T], device: torch.device) -> Callable[P, T]:
     """``run`` with its device current; where there is only one, that is always so."""
     if device.type != "cuda" or torch.cuda.device_count() < 2:
         return run
     index = device.index
 
-    def guarded(a: Tensor, b: Tensor, operands: Sequence[Tensor]) -> list[Tensor]:
+    def guarded(*arguments: P.args, **named: P.kwargs) -> T:
         if torch.cuda.current_device() == index:
-            return run(a, b, operands)
+            return run(*arguments, **named)
         with torch.cuda.device(index):
-            return run(a, b, operands)
+            return run(*arguments, **named)
 
     return guarded
 

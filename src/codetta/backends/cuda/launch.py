@@ -27,6 +27,7 @@ from codetta.backends.calls import REFERENCE
 from codetta.backends.cuda import pointwise
 from codetta.backends.cuda.assembly import Call, describe, outline
 from codetta.backends.cuda.bound import Finish, Run, bind, offered, on_device
+from codetta.backends.cuda.capture import capturing
 from codetta.backends.cuda.configs import candidates, in_force
 from codetta.backends.cuda.finalize import finalizer
 from codetta.backends.cuda.forms import MAINLOOP
@@ -93,8 +94,10 @@ class CudaBackend:
     """GEMM programs on QuACK's mainloop, for 16-bit and fp8 matrices on Hopper."""
 
     name = "cuda"
+    binds = True
 
     def __init__(self) -> None:
+        self._forgotten = 0
         self._calls: dict[Key, Call | None] = {}
         self._runs: tuple[dict[Key, Run], dict[Key, Run]] = {}, {}  # of finals, of raw partials
 
@@ -109,6 +112,18 @@ class CudaBackend:
         raw: bool,
         into: Mapping[int, Tensor] | None = None,
     ) -> list[Tensor]:
+        return self.gemm_bound(program, a, b, operands, tile, raw, into)(a, b, operands)
+
+    def gemm_bound(
+        self,
+        program: Program,
+        a: Tensor,
+        b: Tensor,
+        operands: Sequence[Tensor],
+        tile: tuple[int, int] | None,
+        raw: bool,
+        into: Mapping[int, Tensor] | None = None,
+    ) -> Run:
         fast = a.dtype.itemsize == 1 and fp8_fast()  # another kernel
         forced = in_force()  # another kernel, too
         how = tile if forced is None else (tile, forced)
@@ -117,16 +132,16 @@ class CudaBackend:
         key = (*key, offers) if offers else key
         run = self._runs[raw].get(key)
         if run is not None:
-            return run(a, b, operands)
+            return run
         call = self._calls.get(key)
         if call is None and key not in self._calls:
             call = self._describe(key, program, a, b, operands, tile)
         if call is None:
-            return self._otherwise(program, a, b, operands, tile, raw)
+            return lambda a, b, operands: self._otherwise(program, a, b, operands, tile, raw)
         with _on(a.device):
             made = on_device(bind(call, raw, _finish(program, a, b), offers), a.device)
             self._runs[raw][key] = made
-        return made(a, b, operands)
+        return made
 
     def _describe(
         self,
@@ -151,6 +166,7 @@ class CudaBackend:
 
     def forget(self) -> None:
         """Describe calls anew: configurations have changed."""
+        self._forgotten += 1
         for kept in (self._calls, *self._runs):
             kept.clear()
 
@@ -197,8 +213,27 @@ class CudaBackend:
     ) -> list[Tensor]:
         return pointwise.run(program, operands, m, n, operand, compute, tile, raw)
 
+    def pointwise_bound(
+        self,
+        program: Program,
+        operands: Sequence[Tensor],
+        m: int,
+        n: int,
+        operand: torch.dtype,
+        compute: torch.dtype,
+        tile: tuple[int, int] | None,
+        raw: bool,
+    ) -> Callable[[Sequence[Tensor]], list[Tensor]]:
+        made = pointwise.bound_to(program, operands, m, n, operand, compute, tile, raw)
+        return on_device(made, operands[0].device)
+
     def prepare(self, plan: Plan, weights: Sequence[Tensor]) -> Tensor:
         return pointwise.prepare(plan, weights)
+
+    def prepare_bound(
+        self, plan: Plan, weights: Sequence[Tensor]
+    ) -> Callable[[Sequence[Tensor]], Tensor]:
+        return on_device(pointwise.prepare_bound(plan, weights), weights[0].device)
 
     def gemm_accumulate_(self, target: Tensor, a: Tensor, b: Tensor) -> None:
         from codetta.backends.cuda.accumulate import accumulate_
@@ -208,6 +243,13 @@ class CudaBackend:
         with _on(a.device):
             if not (fused and accumulate_(target, a, b)):
                 REFERENCE.gemm_accumulate_(target, a, b)
+
+    # ---- binding
+    def setting(self) -> Key:
+        return self, self._forgotten, fp8_fast(), in_force()
+
+    def can_bind(self) -> bool:
+        return not capturing()
 
 
 CUDA = CudaBackend()
@@ -261,5 +303,5 @@ def _warn_reference(dtype: str) -> None:
     warnings.warn(
         f"{dtype} GEMMs run on the reference backend on this device: the fused kernels are for "
         "bfloat16 and float16. Cast a and b, or run under torch.autocast.",
-        stacklevel=4,
+        stacklevel=5,
     )

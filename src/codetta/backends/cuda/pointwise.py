@@ -47,11 +47,30 @@ def bound(program: Program, a: Tensor, n: int) -> Callable[..., list[Tensor]]:
     of :func:`run` is to find the kernels; here they are found once.
     """
     if _on_triton(a):
-        from codetta.backends.cuda.triton_kernels import Bound, recipe
+        from codetta.backends.cuda.triton_kernels import recipe
 
-        return Bound(recipe(program, n, a.dtype, torch.float32, None, False))
+        return recipe(program, n, a.dtype, torch.float32, None, False).bound()
     run, dtype = REFERENCE.pointwise, a.dtype
     return lambda operands, m, n: run(program, operands, m, n, dtype, torch.float32, None, False)
+
+
+def bound_to(
+    program: Program,
+    operands: Sequence[Tensor],
+    m: int,
+    n: int,
+    operand: torch.dtype,
+    compute: torch.dtype,
+    tile: tuple[int, int] | None,
+    raw: bool,
+) -> Callable[[Sequence[Tensor]], list[Tensor]]:
+    """What :func:`run` launches for operands like these, on the current device."""
+    if _on_triton(operands[0]) and m and n:
+        from codetta.backends.cuda.triton_kernels import recipe
+
+        made = recipe(program, n, operand, compute, tile, raw).bound()
+        return lambda t: made(t, m, n)
+    return lambda t: run(program, t, m, n, operand, compute, tile, raw)
 
 
 def prepare(plan: Plan, weights: Sequence[Tensor]) -> Tensor:
@@ -61,6 +80,15 @@ def prepare(plan: Plan, weights: Sequence[Tensor]) -> Tensor:
 
         return prepare_weights(plan, weights)
     return REFERENCE.prepare(plan, weights)
+
+
+def prepare_bound(plan: Plan, weights: Sequence[Tensor]) -> Callable[[Sequence[Tensor]], Tensor]:
+    """What :func:`prepare` launches for weights like these, on the current device."""
+    if _on_triton(weights[0]):
+        from codetta.backends.cuda.triton_prepare import bound
+
+        return bound(plan, weights)
+    return lambda t: REFERENCE.prepare(plan, t)
 
 
 def on_accumulator(

@@ -14,7 +14,7 @@ compiled kernel, past Triton's own argument analysis.
 from __future__ import annotations
 
 import linecache
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -148,14 +148,25 @@ class Recipe:
             final = self.second.run(read, m, n, self.name)
         return [(final if stage else made)[i] for stage, i in self.flat]
 
+    def bound(self) -> Bound:
+        """The same for operands that are always of one class."""
+        return Bound(self.first, self.run, alone=self.direct)
+
 
 class Bound:
-    """A recipe for tensors that are always of one class, so that it is looked up once."""
+    """A kernel for tensors that are always of one class: what was compiled is looked up once.
 
-    __slots__ = ("kernel", "launch", "recipe")
+    Args:
+        run: (operands, m, n) -> outputs, as for any tensors.
+        alone: it launches this kernel on the operands and nothing else.
+    """
 
-    def __init__(self, recipe: Recipe) -> None:
-        self.recipe, self.kernel = recipe, recipe.first
+    __slots__ = ("alone", "kernel", "launch", "run")
+
+    def __init__(
+        self, kernel: Kernel, run: Callable[..., list[Tensor]], *, alone: bool = True
+    ) -> None:
+        self.kernel, self.run, self.alone = kernel, run, alone and not kernel.total
         self.launch: Launch | None = None
 
     def __call__(self, operands: Sequence[Tensor], m: int, n: int) -> list[Tensor]:
@@ -166,8 +177,8 @@ class Bound:
         return outs
 
     def _first(self, operands: Sequence[Tensor], m: int, n: int) -> list[Tensor]:
-        made = self.recipe.run(operands, m, n)
-        if self.recipe.direct and not self.kernel.total:
+        made = self.run(operands, m, n)
+        if self.alone:
             self.launch = self.kernel.compiled[self.kernel.host.key(operands, n)]
         return made
 

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from codetta.backends.cuda.capture import refuse
-from codetta.backends.cuda.triton_kernels import Kernel, kernel, on_device
+from codetta.backends.cuda.triton_kernels import Bound, Kernel, kernel, on_device
 from codetta.backends.cuda.triton_launch import DTYPES
 from codetta.backends.cuda.triton_stages import cut
 from codetta.backends.cuda.triton_task import Sink, Task
@@ -51,14 +51,24 @@ def prepare_weights(plan: Plan, weights: Sequence[Tensor]) -> Tensor:
     Raises:
         ColdCapture: a kernel must be compiled and a stream is being captured.
     """
+    return _found(plan, weights)(plan, weights)
+
+
+def bound(plan: Plan, weights: Sequence[Tensor]) -> Callable[[Sequence[Tensor]], Tensor]:
+    """What :func:`prepare_weights` launches for weights like these, on the current device."""
+    found = _found(plan, weights)
+    return found.bound(plan) if isinstance(found, _Bound) else partial(found, plan)
+
+
+def _found(plan: Plan, weights: Sequence[Tensor]) -> Callable[[Plan, Sequence[Tensor]], Tensor]:
     key = (plan.text, weights[0].device, *[w.dtype for w in weights])
-    bound = _BOUND.get(key)
-    if bound is None:
+    found = _BOUND.get(key)
+    if found is None:
         refuse(plan.name)  # tables are copied to the device
         packing = _packing(plan.text)
-        bound = _evaluated if packing is None else _Bound(plan, packing, weights)
-        _BOUND[key] = bound
-    return bound(plan, weights)
+        found = _evaluated if packing is None else _Bound(plan, packing, weights)
+        _BOUND[key] = found
+    return found
 
 
 def _evaluated(plan: Plan, weights: Sequence[Tensor]) -> Tensor:
@@ -72,27 +82,30 @@ class _Bound:
         stored, compute = prepared_dtypes(plan, weights)
         self.kernel = _kernel(plan.text, DTYPES[stored], DTYPES[compute], packing.cols.bit_length())
         self.rows, self.cols = packing.rows, packing.cols
-        #: Of each tensor of the kernel: which weight, how a vector is shaped; or a table.
-        self.tensors: list[tuple[int, tuple[int, int] | None] | Tensor] = []
+        # One expression for the tensors of the kernel: weights, vectors in two dimensions, tables.
+        texts: list[str] = []
         for matrices, vector in packing.reads:
             if vector is None:
-                self.tensors += [(i, None) for i in matrices]
+                texts += [f"w[{i}]" for i in matrices]
             else:
-                column = packing.kinds[vector] is Kind.COL
-                self.tensors.append((vector, (-1, 1) if column else (1, -1)))
+                x, shape = f"w[{vector}]", (1, -1)
+                shape = (-1, 1) if packing.kinds[vector] is Kind.COL else shape
+                texts.append(f"{x} if {x}.ndim == 2 else {x}.reshape({shape})")
+        scope: dict[str, Any] = {}
         for k, (place, _) in enumerate(packing.maps):
-            self.tensors.insert(place, _table(plan.text, k, weights[0].device))
+            scope[f"table{k}"] = _table(plan.text, k, weights[0].device)
+            texts.insert(place, f"table{k}")
+        self.tensors = eval(f"lambda w: [{', '.join(texts)}]", scope)
 
     def __call__(self, plan: Plan, weights: Sequence[Tensor]) -> Tensor:
-        tensors = []
-        for x in self.tensors:
-            if isinstance(x, tuple):
-                i, shape = x
-                tensors.append(weights[i] if shape is None else weights[i].reshape(shape))
-            else:
-                tensors.append(x)
         with on_device(weights[0]):
-            return self.kernel.run(tensors, self.rows, self.cols, plan.name)[0]
+            return self.kernel.run(self.tensors(weights), self.rows, self.cols, plan.name)[0]
+
+    def bound(self, plan: Plan) -> Callable[[Sequence[Tensor]], Tensor]:
+        """The same for weights that are always of one class."""
+        run, tensors, m, n = self.kernel.run, self.tensors, self.rows, self.cols
+        made = Bound(self.kernel, lambda t, m, n: run(t, m, n, plan.name))
+        return lambda weights: made(tensors(weights), m, n)[0]
 
 
 _BOUND: dict[tuple[Any, ...], Callable[[Plan, Sequence[Tensor]], Tensor]] = {}
