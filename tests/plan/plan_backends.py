@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from codetta.backends.calls import ReferenceBackend
+from codetta.backends.select import Bound
 
 
 class Block(np.ndarray[Any, Any]):
@@ -87,17 +88,20 @@ class Binding(Watching):
 
     def gemm_bound(
         self, program: Any, a: Any, b: Any, operands: Any, tile: Any, raw: bool, into: Any
-    ) -> Any:
+    ) -> Bound:
         at = {k: next(i for i, y in enumerate(operands) if y is x) for k, x in (into or {}).items()}
-        self.bound += 1
-        return lambda a, b, t: self.gemm(
-            program, a, b, t, tile, raw, into={k: t[i] for k, i in at.items()}
-        )
 
-    def pointwise_bound(self, program: Any, operands: Any, m: int, n: int, *types: Any) -> Any:
-        self.bound += 1
-        return lambda t: self.pointwise(program, t, m, n, *types)
+        def run(a: Tensor, b: Tensor, t: Sequence[Tensor]) -> list[Tensor]:
+            return self.gemm(program, a, b, t, tile, raw, into={k: t[i] for k, i in at.items()})
 
-    def prepare_bound(self, plan: Any, weights: Any) -> Any:
+        return self._counted(run)
+
+    def pointwise_bound(self, program: Any, operands: Any, *rest: Any) -> Bound:
+        return self._counted(lambda t: self.pointwise(program, t, *rest))
+
+    def prepare_bound(self, plan: Any, weights: Any) -> Bound:
+        return self._counted(lambda w: self.prepare(plan, w))
+
+    def _counted(self, run: Callable[..., Any]) -> Bound:
         self.bound += 1
-        return lambda w: self.prepare(plan, w)
+        return Bound(run)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextvars import ContextVar
 from functools import lru_cache, partial
 from types import ModuleType, TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -80,12 +80,25 @@ class Backend(Protocol):
         """target += a @ b, the product and the sum in target's dtype or fp32, the wider one."""
 
 
+class Bound(NamedTuple):
+    """What runs a class of calls.
+
+    Attributes:
+        run: the tensors of a call -> its results.
+        flat: which operands it takes with their elements in one dimension, or none for a number;
+            the others are two-dimensional.
+    """
+
+    run: Callable[..., Any]
+    flat: frozenset[int] = frozenset()
+
+
 class Binding(Backend, Protocol):
     """A backend that looks up once what a class of calls runs.
 
-    Each method takes the arguments of the one whose name it begins with, and returns what that
-    calls for tensors of the same shapes, strides, dtypes, alignments and device. It launches
-    nothing.
+    Each method takes the arguments of the one whose name it begins with, after that has run on
+    them, and returns what it called for tensors of the same shapes, strides, dtypes, alignments and
+    device. It launches nothing.
     """
 
     def setting(self) -> Hashable:
@@ -103,7 +116,7 @@ class Binding(Backend, Protocol):
         tile: tuple[int, int] | None,
         raw: bool,
         into: Mapping[int, Tensor] | None = None,
-    ) -> Callable[[Tensor, Tensor, Sequence[Tensor]], list[Tensor]]:
+    ) -> Bound:
         """(a, b, operands) -> results."""
 
     def pointwise_bound(
@@ -116,12 +129,10 @@ class Binding(Backend, Protocol):
         compute: torch.dtype,
         tile: tuple[int, int] | None,
         raw: bool,
-    ) -> Callable[[Sequence[Tensor]], list[Tensor]]:
+    ) -> Bound:
         """(operands) -> results."""
 
-    def prepare_bound(
-        self, plan: Plan, weights: Sequence[Tensor]
-    ) -> Callable[[Sequence[Tensor]], Tensor]:
+    def prepare_bound(self, plan: Plan, weights: Sequence[Tensor]) -> Bound:
         """(weights) -> the output."""
 
 

@@ -6,16 +6,16 @@ must be copied, where a vector lies) is asked once, and a run is a key, a look-u
 without loops and branches,
 
     def run(t):                               # t: the inputs, flat
-        v0, v1, v2, = t
+        v0, v1, r2, = t
         t.clear()
-        v3, v4, = k0(v0, v1.mT, (v2,))        # a GEMM with its program
-        del v0
-        r5, = k1((v4,))                       # its finalizer
+        v3, v4, = k0(v0, v1.mT, (r2, ))       # a GEMM with its program
+        del v0, v1
+        r5, = k1((v4, ))                      # its finalizer
         ...
         return [v3, r5]
 
-whose constants are what a backend binds (:class:`codetta.backends.select.Binding`). A layer of a
-small model is bound by this time: on one core a function takes a third of what the steps take.
+whose constants are what a backend binds (:class:`codetta.backends.select.Binding`). Small models
+are bound by this time: on one core a function takes a quarter of what the steps take.
 
 A class is bound when it comes a second time: shapes that never repeat are not worth the writing.
 """
@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from codetta.backends.select import Binding
+from codetta.backends.select import Binding, Bound
 
 if TYPE_CHECKING:
     from codetta.plan.sides import Sides
@@ -99,22 +99,25 @@ class Writer:
     """The text of a function and its constants.
 
     A value is named after its slot: ``v5`` in the two dimensions in which kernels read it, ``r5``
-    as a kernel returned it where that has fewer.
+    with fewer, as it came or as a kernel returned it.
 
     Args:
-        inputs: slots of the inputs.
+        inputs: slots of the inputs, with the tensors.
         shapes: of those that kernels read in another shape.
     """
 
-    def __init__(self, inputs: Sequence[int], shapes: Shapes) -> None:
+    def __init__(self, inputs: Sequence[tuple[int, Tensor]], shapes: Shapes) -> None:
         self._lines: list[str] = []
         self._scope: dict[str, Any] = {}
-        self._flat: dict[int, tuple[int, ...]] = {}
         self._names: set[str] = set()
-        self.unpack([(slot, None) for slot in inputs], "t")
+        given, read = dict(inputs), dict(shapes)
+        #: Shapes of two dimensions, by slot of what has fewer.
+        self._fewer = {s: x for s, x in read.items() if given[s].ndim < len(x)}
+        self._assign((slot for slot, _ in inputs), "t")
         self._lines.append("t.clear()")
-        for slot, shape in shapes:
-            self.write(slot, f"v{slot}.reshape({shape})")
+        for slot, shape in read.items():
+            if slot not in self._fewer and not given[slot].ndim == len(shape) == 1:
+                self.write(slot, f"v{slot}.reshape({shape})")
 
     def constant(self, value: Any) -> str:
         name = f"k{len(self._scope)}"
@@ -125,22 +128,27 @@ class Writer:
         """Text of a value as kernels read it."""
         name = f"v{slot}"
         if name not in self._names:
-            self._assign(name, f"r{slot}.reshape({self._flat[slot]})")
+            self._names.add(name)
+            self._lines.append(f"{name} = r{slot}.reshape({self._fewer[slot]})")
         return name
 
-    def reads(self, slots: Sequence[int]) -> str:
-        """Text of a tuple."""
-        return f"({''.join(f'{self.read(s)}, ' for s in slots)})"
+    def call(self, bound: Bound, slots: Sequence[int], *sides: str) -> str:
+        """Text of a call on ``sides`` and a tuple of values."""
+        values = [
+            f"r{s}" if i in bound.flat and f"r{s}" in self._names else self.read(s)
+            for i, s in enumerate(slots)
+        ]
+        given = (*sides, f"({''.join(f'{x}, ' for x in values)})")
+        return f"{self.constant(bound.run)}({', '.join(given)})"
 
     def write(self, slot: int, text: str) -> None:
-        self._assign(f"v{slot}", text)
+        self._names.add(f"v{slot}")
+        self._lines.append(f"v{slot} = {text}")
 
-    def unpack(self, slots: Iterable[tuple[int, tuple[int, ...] | None]], text: str) -> None:
+    def unpack(self, slots: Sequence[tuple[int, tuple[int, ...] | None]], text: str) -> None:
         """Values of a list; with a shape where a kernel returns them with fewer dimensions."""
-        names = [f"v{s}" if shape is None else f"r{s}" for s, shape in slots]
-        self._flat |= {s: shape for s, shape in slots if shape is not None}
-        self._names.update(names)
-        self._lines.append(f"{''.join(f'{n}, ' for n in names)}= {text}")
+        self._fewer |= {s: shape for s, shape in slots if shape is not None}
+        self._assign((slot for slot, _ in slots), text)
 
     def drop(self, slots: Sequence[int]) -> None:
         names = [n for s in slots for n in (f"v{s}", f"r{s}") if n in self._names]
@@ -160,9 +168,10 @@ class Writer:
             return f"r{slot}"
         return f"v{slot}" if shape is None else f"v{slot}.reshape({shape})"
 
-    def _assign(self, name: str, text: str) -> None:
-        self._names.add(name)
-        self._lines.append(f"{name} = {text}")
+    def _assign(self, slots: Iterable[int], text: str) -> None:
+        names = [f"r{s}" if s in self._fewer else f"v{s}" for s in slots]
+        self._names.update(names)
+        self._lines.append(f"{''.join(f'{n}, ' for n in names)}= {text}")
 
 
 @lru_cache(maxsize=1024)

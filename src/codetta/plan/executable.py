@@ -116,12 +116,12 @@ class Executable:
         run = self._run(values, backend, False)
         if not (self.bindings.is_due(key) and backend.can_bind()):
             return self._execute(values, run)
-        to = Writer(self.inputs, self.canonical)
+        to = Writer(list(zip(self.inputs, values, strict=True)), self.canonical)
         with torch._C._AutoDispatchBelowADInplaceOrView():
             slots = self._slots(values, run)
             for each in self.steps:
-                each.bind(slots, run, backend, to)
                 each.run(slots, run)
+                each.bind(slots, run, backend, to)
                 for slot in each.dead:
                     slots[slot] = None
                 to.drop(each.dead)

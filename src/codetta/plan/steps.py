@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from codetta.backends.select import Backend, Binding
+from codetta.backends.select import Backend, Binding, Bound
 from codetta.language.meaning import Context
 from codetta.language.types import Kind
 from codetta.language.values import attrs_of
@@ -68,7 +68,7 @@ class Step(Protocol):
     def run(self, values: list[Any], run: Run) -> None: ...
 
     def bind(self, values: list[Any], run: Run, backend: Binding, to: Writer) -> None:
-        """Write what :meth:`run` does for values like these."""
+        """Write what :meth:`run` has done, for values like these."""
 
 
 class _Gemm:
@@ -106,8 +106,7 @@ class _Gemm:
         bound = backend.gemm_bound(self.program, a, b, operands, None, True, into)
         sides = ((self.a, self.turn_a), (self.b, self.turn_b))
         texts = [to.read(slot) + (".mT" if turn else "") for slot, turn in sides]
-        given = ", ".join((*texts, to.reads(self.operands)))
-        to.unpack([(slot, None) for slot in self.writes], f"{to.constant(bound)}({given})")
+        to.unpack([(slot, None) for slot in self.writes], to.call(bound, self.operands, *texts))
 
 
 class _Tiles:
@@ -146,7 +145,7 @@ class _Tiles:
             self.program, [values[i] for i in self.operands], run.m if self.m is None else self.m,
             self.n, run.operand, run.compute, None, self.raw,
         )  # fmt: skip
-        to.unpack(self.writes, f"{to.constant(bound)}({to.reads(self.operands)})")
+        to.unpack(self.writes, to.call(bound, self.operands))
 
 
 class _Prepare:
@@ -174,10 +173,10 @@ class _Prepare:
     def bind(self, values: list[Any], run: Run, backend: Binding, to: Writer) -> None:
         if self.packs is not None and self._there(values) is not None:  # so the key says
             sides, members = self.packs
-            text = f"{to.constant(sides.whole)}({to.reads(members)})"
+            text = to.call(Bound(sides.whole), members)
         else:
             bound = backend.prepare_bound(self.plan, [values[i] for i in self.reads])
-            text = f"{to.constant(bound)}({to.reads(self.reads)})"
+            text = to.call(bound, self.reads)
         to.write(self.write, text)
 
     def _there(self, values: list[Any]) -> Tensor | None:

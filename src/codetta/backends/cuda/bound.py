@@ -26,7 +26,8 @@ import torch
 from torch import Tensor
 
 from codetta.backends.cuda import arrays
-from codetta.backends.cuda.feeds import Inline, itself
+from codetta.backends.cuda.capture import capturing
+from codetta.backends.cuda.feeds import Fixed, Inline, itself, positions
 from codetta.backends.cuda.finalize import finalizer
 from codetta.backends.layout import results
 from codetta.language.program import Program
@@ -45,9 +46,32 @@ Finish = Callable[[Sequence[Tensor], int, int], list[Tensor]]
 Offers = tuple[tuple[int, int, torch.Size, torch.dtype], ...]
 
 
-def bind(call: Call, raw: bool, finish: Finish | None, offers: Offers = ()) -> Run:
-    """The function of a compiled description; ``finish`` runs the finalizer of its program."""
-    return _Writer(call, raw, finish, offers).made()
+def bind(
+    call: Call,
+    raw: bool,
+    finish: Finish | None,
+    offers: Offers = (),
+    flat: frozenset[int] = frozenset(),
+) -> Run:
+    """The function of a compiled description; ``finish`` runs the finalizer of its program.
+
+    ``flat``: operands that come one-dimensional, see :func:`vectors`.
+    """
+    return _Writer(call, raw, finish, offers, flat).made()
+
+
+def vectors(call: Call, raw: bool) -> frozenset[int]:
+    """Operands that a bound call may take one-dimensional: the kernel reads them, nobody else."""
+    if not raw and finalizer(call.lowered.program) is not None:
+        return frozenset()
+    feeds, at = dict(call.feeds), positions(call.lowered.program)
+    found: dict[int, bool] = {}
+    for load in call.lowered.loads:
+        if load.operand in at:
+            i, feed = at[load.operand], feeds.get(load.name)
+            alone = isinstance(feed, Inline) and feed.vector == i
+            found[i] = found.get(i, True) and alone
+    return frozenset(i for i, alone in found.items() if alone)
 
 
 def offered(into: Mapping[int, Tensor], operands: Sequence[Tensor]) -> Offers:
@@ -78,8 +102,16 @@ def on_device(run: Callable[P, T], device: torch.device) -> Callable[P, T]:
 class _Writer:
     """Writes the text and collects its constants."""
 
-    def __init__(self, call: Call, raw: bool, finish: Finish | None, offers: Offers) -> None:
+    def __init__(
+        self,
+        call: Call,
+        raw: bool,
+        finish: Finish | None,
+        offers: Offers,
+        flat: frozenset[int],
+    ) -> None:
         self.call, self.raw, self.finish, self.offers = call, raw, finish, offers
+        self.flat = flat
         self.program = call.lowered.program
         self.lines: list[str] = []
         self.scope: dict[str, Any] = {
@@ -157,7 +189,11 @@ class _Writer:
         return name
 
     def _fed(self, feed: Callable[..., Any]) -> str:
-        return feed.text if isinstance(feed, Inline) else f"{self.constant(feed)}(t)"
+        if isinstance(feed, Inline):
+            return f"t[{feed.vector}]" if feed.vector in self.flat else feed.text
+        if isinstance(feed, Fixed) and not capturing():
+            return self.constant(feed.make())
+        return f"{self.constant(feed)}(t)"
 
     def _empty(self, name: str, memory: Any) -> str:
         given = (memory.shape, arrays.row_major(memory.shape), memory.dtype)

@@ -26,7 +26,7 @@ from torch import Tensor
 from codetta.backends.calls import REFERENCE
 from codetta.backends.cuda import pointwise
 from codetta.backends.cuda.assembly import Call, describe, outline
-from codetta.backends.cuda.bound import Finish, Run, bind, offered, on_device
+from codetta.backends.cuda.bound import Finish, Offers, Run, bind, offered, on_device, vectors
 from codetta.backends.cuda.capture import capturing
 from codetta.backends.cuda.configs import candidates, in_force
 from codetta.backends.cuda.finalize import finalizer
@@ -35,6 +35,7 @@ from codetta.backends.cuda.lowering import lower
 from codetta.backends.cuda.rules import NotLowerable
 from codetta.backends.layout import compute_dtype, default_tile
 from codetta.backends.precision import fp8_fast
+from codetta.backends.select import Bound
 from codetta.errors import TooLarge
 from codetta.language.functions import store
 from codetta.language.program import Program
@@ -112,7 +113,17 @@ class CudaBackend:
         raw: bool,
         into: Mapping[int, Tensor] | None = None,
     ) -> list[Tensor]:
-        return self.gemm_bound(program, a, b, operands, tile, raw, into)(a, b, operands)
+        key, offers = self._key(program, a, b, operands, tile, into)
+        run = self._runs[raw].get(key)
+        if run is not None:
+            return run(a, b, operands)
+        call = self._described(key, program, a, b, operands, tile)
+        if call is None:
+            return self._otherwise(program, a, b, operands, tile, raw)
+        with _on(a.device):
+            made = on_device(bind(call, raw, _finish(program, a, b), offers), a.device)
+            self._runs[raw][key] = made
+        return made(a, b, operands)
 
     def gemm_bound(
         self,
@@ -123,27 +134,35 @@ class CudaBackend:
         tile: tuple[int, int] | None,
         raw: bool,
         into: Mapping[int, Tensor] | None = None,
-    ) -> Run:
+    ) -> Bound:
+        key, offers = self._key(program, a, b, operands, tile, into)
+        call = self._described(key, program, a, b, operands, tile)
+        if call is None:
+            return Bound(lambda a, b, t: self._otherwise(program, a, b, t, tile, raw))
+        flat = vectors(call, raw)
+        with _on(a.device):
+            made = bind(call, raw, _finish(program, a, b), offers, flat)
+        return Bound(on_device(made, a.device), flat)
+
+    def _key(
+        self,
+        program: Program,
+        a: Tensor,
+        b: Tensor,
+        operands: Sequence[Tensor],
+        tile: tuple[int, int] | None,
+        into: Mapping[int, Tensor] | None,
+    ) -> tuple[Key, Offers]:
         fast = a.dtype.itemsize == 1 and fp8_fast()  # another kernel
         forced = in_force()  # another kernel, too
         how = tile if forced is None else (tile, forced)
         key = _key(len(operands))(program.text, how, fast, a, b, operands)
-        offers = offered(into, operands) if into else ()
-        key = (*key, offers) if offers else key
-        run = self._runs[raw].get(key)
-        if run is not None:
-            return run
-        call = self._calls.get(key)
-        if call is None and key not in self._calls:
-            call = self._describe(key, program, a, b, operands, tile)
-        if call is None:
-            return lambda a, b, operands: self._otherwise(program, a, b, operands, tile, raw)
-        with _on(a.device):
-            made = on_device(bind(call, raw, _finish(program, a, b), offers), a.device)
-            self._runs[raw][key] = made
-        return made
+        if not into:
+            return key, ()
+        offers = offered(into, operands)
+        return (*key, offers) if offers else key, offers
 
-    def _describe(
+    def _described(
         self,
         key: Key,
         program: Program,
@@ -152,7 +171,9 @@ class CudaBackend:
         operands: Sequence[Tensor],
         tile: tuple[int, int] | None,
     ) -> Call | None:
-        call: Call | None = None
+        call = self._calls.get(key)
+        if call is not None or key in self._calls:
+            return call
         if _is_carried(a, b, operands):
             try:
                 with _on(a.device):
@@ -223,17 +244,16 @@ class CudaBackend:
         compute: torch.dtype,
         tile: tuple[int, int] | None,
         raw: bool,
-    ) -> Callable[[Sequence[Tensor]], list[Tensor]]:
-        made = pointwise.bound_to(program, operands, m, n, operand, compute, tile, raw)
-        return on_device(made, operands[0].device)
+    ) -> Bound:
+        run, flat = pointwise.bound_to(program, operands, m, n, operand, compute, tile, raw)
+        return Bound(on_device(run, operands[0].device), flat)
 
     def prepare(self, plan: Plan, weights: Sequence[Tensor]) -> Tensor:
         return pointwise.prepare(plan, weights)
 
-    def prepare_bound(
-        self, plan: Plan, weights: Sequence[Tensor]
-    ) -> Callable[[Sequence[Tensor]], Tensor]:
-        return on_device(pointwise.prepare_bound(plan, weights), weights[0].device)
+    def prepare_bound(self, plan: Plan, weights: Sequence[Tensor]) -> Bound:
+        run, flat = pointwise.prepare_bound(plan, weights)
+        return Bound(on_device(run, weights[0].device), flat)
 
     def gemm_accumulate_(self, target: Tensor, a: Tensor, b: Tensor) -> None:
         from codetta.backends.cuda.accumulate import accumulate_
@@ -303,5 +323,5 @@ def _warn_reference(dtype: str) -> None:
     warnings.warn(
         f"{dtype} GEMMs run on the reference backend on this device: the fused kernels are for "
         "bfloat16 and float16. Cast a and b, or run under torch.autocast.",
-        stacklevel=5,
+        stacklevel=4,
     )

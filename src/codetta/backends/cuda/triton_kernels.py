@@ -14,7 +14,7 @@ compiled kernel, past Triton's own argument analysis.
 from __future__ import annotations
 
 import linecache
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -26,7 +26,15 @@ from codetta.backends.calls import REFERENCE
 from codetta.backends.cuda.arrays import allocator
 from codetta.backends.cuda.capture import refuse
 from codetta.backends.cuda.config_cache import canonical
-from codetta.backends.cuda.triton_launch import DTYPES, Host, Key, Launch, contiguous_totals
+from codetta.backends.cuda.triton_launch import (
+    DTYPES,
+    Direct,
+    Fixed,
+    Host,
+    Key,
+    Launch,
+    contiguous_totals,
+)
 from codetta.backends.cuda.triton_source import Source, source
 from codetta.backends.cuda.triton_stages import cut, stages
 from codetta.backends.cuda.triton_task import Cut, Task
@@ -148,38 +156,25 @@ class Recipe:
             final = self.second.run(read, m, n, self.name)
         return [(final if stage else made)[i] for stage, i in self.flat]
 
-    def bound(self) -> Bound:
-        """The same for operands that are always of one class."""
-        return Bound(self.first, self.run, alone=self.direct)
+    def fixed(self, operands: Sequence[Tensor], m: int, n: int) -> Fixed | None:
+        """What :meth:`run` has launched, see :meth:`Kernel.fixed`; None where it is two kernels."""
+        return self.first.fixed(operands, m, n) if self.direct else None
 
 
 class Bound:
-    """A kernel for tensors that are always of one class: what was compiled is looked up once.
+    """A recipe for calls of one class, see :meth:`Kernel.fixed`: looked up once."""
 
-    Args:
-        run: (operands, m, n) -> outputs, as for any tensors.
-        alone: it launches this kernel on the operands and nothing else.
-    """
+    __slots__ = ("fixed", "recipe")
 
-    __slots__ = ("alone", "kernel", "launch", "run")
-
-    def __init__(
-        self, kernel: Kernel, run: Callable[..., list[Tensor]], *, alone: bool = True
-    ) -> None:
-        self.kernel, self.run, self.alone = kernel, run, alone and not kernel.total
-        self.launch: Launch | None = None
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
+        self.fixed: Fixed | None = None
 
     def __call__(self, operands: Sequence[Tensor], m: int, n: int) -> list[Tensor]:
-        if self.launch is None:
-            return self._first(operands, m, n)
-        outs: list[Tensor] = self.kernel.host.outputs(allocator(operands[0].device), m, n)
-        self.launch(outs, operands, m, n)
-        return outs
-
-    def _first(self, operands: Sequence[Tensor], m: int, n: int) -> list[Tensor]:
-        made = self.run(operands, m, n)
-        if self.alone:
-            self.launch = self.kernel.compiled[self.kernel.host.key(operands, n)]
+        if self.fixed is not None:
+            return self.fixed(operands)
+        made = self.recipe.run(operands, m, n)
+        self.fixed = self.recipe.fixed(operands, m, n)
         return made
 
 
@@ -210,6 +205,16 @@ class Kernel:
         self.options = compile_options(cut)
         self.sources: dict[Source, tuple[Any, Any]] = {}  # function, launcher
         self.compiled: dict[Key, Launch] = {}
+        self.direct: dict[Key, Direct] = {}
+
+    def fixed(self, tensors: Sequence[Tensor], m: int, n: int) -> Fixed | None:
+        """What :meth:`run` has launched, for tensors of the same shapes, strides and alignments.
+
+        Sizes and strides are constants: the addresses of tensors count and nothing else of them.
+        None where the kernel is not launched directly, or not on the tensors as they are.
+        """
+        found = None if self.total else self.direct.get(self.host.key(tensors, n))
+        return None if found is None else self.host.fixed(found, tensors, m, n)
 
     def run(self, tensors: Sequence[Tensor], m: int, n: int, name: str) -> list[Tensor]:
         """Launch on the flat operand tensors; returns the outputs. ``name`` is for errors."""
@@ -229,7 +234,8 @@ class Kernel:
         kernel = first(function, outs, tensors, m, n, self.options)
         index = tensors[0].get_device()
         if kernel is not None and index >= 0:
-            self.compiled[key] = self.host.direct(made.parameters, kernel, index)
+            self.direct[key] = found = Direct(made.parameters, kernel, index)
+            self.compiled[key] = self.host.direct(found)
         else:  # the interpreter compiles nothing
 
             def again(outs: list[Tensor], tensors: Sequence[Tensor], m: int, n: int) -> None:

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from codetta.backends.cuda.capture import refuse
-from codetta.backends.cuda.triton_kernels import Bound, Kernel, kernel, on_device
+from codetta.backends.cuda.triton_kernels import Kernel, kernel, on_device
 from codetta.backends.cuda.triton_launch import DTYPES
 from codetta.backends.cuda.triton_stages import cut
 from codetta.backends.cuda.triton_task import Sink, Task
@@ -54,10 +54,10 @@ def prepare_weights(plan: Plan, weights: Sequence[Tensor]) -> Tensor:
     return _found(plan, weights)(plan, weights)
 
 
-def bound(plan: Plan, weights: Sequence[Tensor]) -> Callable[[Sequence[Tensor]], Tensor]:
-    """What :func:`prepare_weights` launches for weights like these, on the current device."""
+def fixed(plan: Plan, weights: Sequence[Tensor]) -> Callable[[Sequence[Tensor]], Tensor] | None:
+    """What :func:`prepare_weights` has launched, see :meth:`Kernel.fixed`."""
     found = _found(plan, weights)
-    return found.bound(plan) if isinstance(found, _Bound) else partial(found, plan)
+    return found.fixed(weights) if isinstance(found, _Bound) else None
 
 
 def _found(plan: Plan, weights: Sequence[Tensor]) -> Callable[[Plan, Sequence[Tensor]], Tensor]:
@@ -82,30 +82,29 @@ class _Bound:
         stored, compute = prepared_dtypes(plan, weights)
         self.kernel = _kernel(plan.text, DTYPES[stored], DTYPES[compute], packing.cols.bit_length())
         self.rows, self.cols = packing.rows, packing.cols
-        # One expression for the tensors of the kernel: weights, vectors in two dimensions, tables.
-        texts: list[str] = []
+        texts, shapes = [], {}
         for matrices, vector in packing.reads:
-            if vector is None:
-                texts += [f"w[{i}]" for i in matrices]
-            else:
-                x, shape = f"w[{vector}]", (1, -1)
-                shape = (-1, 1) if packing.kinds[vector] is Kind.COL else shape
-                texts.append(f"{x} if {x}.ndim == 2 else {x}.reshape({shape})")
+            texts += [f"w[{i}]" for i in (matrices if vector is None else (vector,))]
+            if vector is not None:
+                column = packing.kinds[vector] is Kind.COL
+                shapes[f"w[{vector}]"] = (-1, 1) if column else (1, -1)
         scope: dict[str, Any] = {}
         for k, (place, _) in enumerate(packing.maps):
             scope[f"table{k}"] = _table(plan.text, k, weights[0].device)
             texts.insert(place, f"table{k}")
-        self.tensors = eval(f"lambda w: [{', '.join(texts)}]", scope)
+        #: Of each tensor of the kernel: which weight it is, or which table.
+        self.order, self.scope = texts, scope
+        given = (f"{x}.reshape({shapes[x]})" if x in shapes else x for x in texts)
+        self.tensors = eval(f"lambda w: [{', '.join(given)}]", scope)
 
     def __call__(self, plan: Plan, weights: Sequence[Tensor]) -> Tensor:
         with on_device(weights[0]):
             return self.kernel.run(self.tensors(weights), self.rows, self.cols, plan.name)[0]
 
-    def bound(self, plan: Plan) -> Callable[[Sequence[Tensor]], Tensor]:
-        """The same for weights that are always of one class."""
-        run, tensors, m, n = self.kernel.run, self.tensors, self.rows, self.cols
-        made = Bound(self.kernel, lambda t, m, n: run(t, m, n, plan.name))
-        return lambda weights: made(tensors(weights), m, n)[0]
+    def fixed(self, weights: Sequence[Tensor]) -> Callable[[Sequence[Tensor]], Tensor] | None:
+        made = self.kernel.fixed(self.tensors(weights), self.rows, self.cols)
+        scope = self.scope | {"run": made}
+        return eval(f"lambda w: run([{', '.join(self.order)}])[0]", scope) if made else None
 
 
 _BOUND: dict[tuple[Any, ...], Callable[[Plan, Sequence[Tensor]], Tensor]] = {}
