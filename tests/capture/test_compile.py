@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import subprocess
 import sys
+from functools import partial
 
 import capture_models
 import pytest
@@ -13,6 +14,7 @@ from torch import nn
 
 import codetta
 from codetta import errors
+from codetta.capture import backend
 from codetta.capture.compile import inductor_options
 
 
@@ -68,10 +70,10 @@ def test_it_decorates_a_function():
     assert regions(step) == [3]
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_backends_without_code_generation_agree(backend):
+@pytest.mark.parametrize("rest", ["eager", "aot_eager"])
+def test_backends_without_code_generation_agree(rest):
     model, batch = capture_models.make("llama"), capture_models.batch("llama")
-    compiled = codetta.compile(model, backend=backend, fullgraph=True)
+    compiled = codetta.compile(model, backend=rest, fullgraph=True)
     torch.testing.assert_close(compiled(**batch).loss, model(**batch).loss)
     assert regions(compiled) == [3]
 
@@ -87,6 +89,30 @@ def test_mode_and_options_are_combined_and_options_win():
     )
     assert compiled.codetta_compiler.options == {"triton.cudagraphs": True, "shape_padding": False}
     assert inductor_options("default") == inductor_options() == {}
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_a_mode_reaches_inductor_with_the_rewritten_graph(by_name, monkeypatch):
+    """reduce-overhead is CUDA graphs: Inductor makes them of the whole graph, Plans included."""
+    from torch._inductor import compile_fx
+
+    seen = []
+
+    def compiled(module, inputs, config_patches=None, **options):
+        seen.append((config_patches, [str(n.target) for n in module.graph.nodes]))
+        return module.forward
+
+    monkeypatch.setattr(compile_fx, "compile_fx", compiled)
+    model, batch = capture_models.make("llama"), capture_models.batch("llama")
+    if by_name:
+        monkeypatch.setattr(backend, "Compiler", partial(backend.Compiler, "inductor"))
+        made = torch.compile(model, backend="codetta", mode="reduce-overhead")
+    else:
+        made = codetta.compile(model, backend="inductor", mode="reduce-overhead")
+    made(**batch)
+    ((options, nodes),) = seen
+    assert options == {"triton.cudagraphs": True}
+    assert sum("codetta region" in n for n in nodes) == 3
 
 
 @pytest.mark.parametrize("given", [{"backend": "fast"}, {"logits": "some"}, {"mode": "slow"}])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import ModuleType
 
 import pytest
@@ -13,7 +13,7 @@ from helpers.emulation import emulated
 
 from codetta import programs
 from codetta.backends.calls import REFERENCE
-from codetta.backends.cuda import bound, launch, triton_kernels
+from codetta.backends.cuda import arrays, bound, launch, triton_kernels
 from codetta.backends.cuda.launch import CudaBackend
 from codetta.backends.cuda.pointwise import accumulator_loaded
 from codetta.errors import ColdCapture, TooLarge
@@ -189,6 +189,24 @@ def test_compiling_during_a_capture_is_an_error_and_a_warm_call_is_not(quack):
     with capture():
         backend.gemm(RESIDUAL, a, b, [residual], None, True)
     assert quack.launched == 2
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_constants_are_kept_by_a_function_unless_it_is_made_during_a_capture(
+    captured, quack, monkeypatch
+):
+    made: list[int] = []
+    monkeypatch.setattr(arrays, "ones", lambda n, device: made.append(n) or torch.ones(n))
+    backend = CudaBackend()
+    a, b, residual = matrices(16)  # the last tile reaches beyond column 136: its sum is masked
+    backend.gemm(RESIDUAL, a, b, [residual], None, False)
+    with capture() if captured else nullcontext():
+        backend.gemm(RESIDUAL, a, b, [residual], None, True)
+    assert set(made) == {136}
+    made.clear()
+    for _ in range(2):
+        backend.gemm(RESIDUAL, a, b, [residual], None, True)
+    assert len(made) == (2 if captured else 0)
 
 
 class Nothing:

@@ -102,6 +102,33 @@ def test_raw_partials_are_those_of_the_tiles(name):
     assert len(set(memories)) == len(memories), "results share memory"
 
 
+@pytest.mark.parametrize("raw", [False, True])
+@pytest.mark.parametrize("name", LOWERED)
+def test_a_bound_call_takes_vectors_flat_where_it_says_so(name, raw):
+    """And gives the same bits, of other operands, too."""
+    program = PROGRAMS[name]
+    with emulated() as backend:
+        for seed in (0, 1):
+            a, b, operands = call(program, 77, 203, 16, torch.bfloat16, seed)
+            expected = backend.gemm(program, a, b, operands, None, raw)
+            if seed == 0:
+                run, flat = backend.gemm_bound(program, a, b, operands, None, raw)
+            given = [x.reshape(-1) if i in flat else x for i, x in enumerate(operands)]
+            found = run(a, b, given)
+            assert all(torch.equal(x, y) for x, y in zip(found, expected, strict=True))
+    assert all(1 in operands[i].shape for i in flat)
+
+
+def test_vectors_that_only_the_kernel_reads_are_taken_flat():
+    program = CASES["column_sums"]
+    a, b, operands = call(program, 77, 203, 16, torch.bfloat16)
+    with emulated() as backend:
+        raw, final = (
+            backend.gemm_bound(program, a, b, operands, None, r).flat for r in (True, False)
+        )
+    assert raw == {0} and not final
+
+
 @pytest.mark.parametrize("masked", [True, False])
 def test_edges_leak_into_sums_unless_masked(masked, monkeypatch):
     @epilogue

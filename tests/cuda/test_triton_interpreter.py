@@ -19,6 +19,7 @@ FILES = (
     "test_triton_library.py",
     "test_triton_primitives.py",
     "test_triton_prepare.py",
+    "test_triton_fixed.py",
     "test_triton_wide.py",
     "test_triton_fp8.py",
     "test_triton_repair.py",

@@ -98,6 +98,10 @@ def test_results_repeat_to_the_bit():
     arguments = (program, operands, 70, 96, torch.bfloat16, torch.float32)
     first, second = (triton_kernels.pointwise(*arguments) for _ in range(2))
     assert all(torch.equal(x, y) for x, y in zip(first, second, strict=True))
+    bound = triton_kernels.Bound(triton_kernels.recipe(program, 96, *arguments[4:], None, False))
+    for _ in range(2):
+        again = bound(operands, 70, 96)
+        assert all(torch.equal(x, y) for x, y in zip(first, again, strict=True))
 
 
 @pytest.mark.parametrize("raw", [False, True])

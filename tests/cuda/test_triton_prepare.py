@@ -6,7 +6,7 @@ import pytest
 import torch
 from triton_runner import DEVICE
 
-from codetta.backends.cuda.triton_prepare import _packing, prepare_weights
+from codetta.backends.cuda.triton_prepare import _packing, fixed, prepare_weights
 from codetta.language import rowsum
 from codetta.plan import PlanBuilder, evaluate
 
@@ -79,8 +79,13 @@ def test_one_kernel_packs_and_folds(form, layout):
     got = prepare_weights(plan, weights)
     assert got.dtype is torch.bfloat16
     assert torch.equal(got, expected.to(torch.bfloat16))
-    other = [x.roll(1, 0) for x in weights]
-    assert not torch.equal(prepare_weights(plan, other), got)
+    other = [LAYOUTS[layout](x.roll(1, 0)) if x.ndim > 1 else x.roll(1) for x in weights]
+    rolled = prepare_weights(plan, other)
+    assert not torch.equal(rolled, got)
+    run = fixed(plan, weights)
+    assert (run is None) == (DEVICE == "cpu")  # the interpreter compiles nothing
+    if run is not None:
+        assert torch.equal(run(weights), got) and torch.equal(run(other), rolled)
 
 
 def test_other_plans_are_evaluated():
@@ -88,6 +93,7 @@ def test_other_plans_are_evaluated():
     assert _packing(plan.text) is None
     got = prepare_weights(plan, weights)
     assert got.shape == (10, 1) and torch.equal(got[:, 0], expected)
+    assert fixed(plan, weights) is None
 
 
 def test_a_norm_weight_in_fp32_is_not_rounded_first():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from codetta.backends.calls import ReferenceBackend
+from codetta.backends.select import Bound
 
 
 class Block(np.ndarray[Any, Any]):
@@ -62,3 +63,45 @@ class Watching(ReferenceBackend):
 
     def prepare(self, *arguments: Any) -> Tensor:
         return self._placed([super().prepare(*arguments)], None)[0]
+
+
+class Binding(Watching):
+    """The same as a backend that binds: what it binds runs on watched memory, too.
+
+    Attributes:
+        bound: how often something was bound.
+        state: what decides besides the arrays.
+        free: something may be bound.
+    """
+
+    binds = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bound, self.state, self.free = 0, 0, True
+
+    def setting(self) -> tuple[Any, ...]:
+        return self, self.state
+
+    def can_bind(self) -> bool:
+        return self.free
+
+    def gemm_bound(
+        self, program: Any, a: Any, b: Any, operands: Any, tile: Any, raw: bool, into: Any
+    ) -> Bound:
+        at = {k: next(i for i, y in enumerate(operands) if y is x) for k, x in (into or {}).items()}
+
+        def run(a: Tensor, b: Tensor, t: Sequence[Tensor]) -> list[Tensor]:
+            return self.gemm(program, a, b, t, tile, raw, into={k: t[i] for k, i in at.items()})
+
+        return self._counted(run)
+
+    def pointwise_bound(self, program: Any, operands: Any, *rest: Any) -> Bound:
+        return self._counted(lambda t: self.pointwise(program, t, *rest))
+
+    def prepare_bound(self, plan: Any, weights: Any) -> Bound:
+        return self._counted(lambda w: self.prepare(plan, w))
+
+    def _counted(self, run: Callable[..., Any]) -> Bound:
+        self.bound += 1
+        return Bound(run)

@@ -23,6 +23,7 @@ class ReferenceBackend:
     """Plain PyTorch on any device; see :mod:`codetta.backends.reference`."""
 
     name = "reference"
+    binds = False
 
     def gemm(
         self,

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextvars import ContextVar
 from functools import lru_cache, partial
 from types import ModuleType, TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -41,9 +41,11 @@ class Backend(Protocol):
     nobody reads after this call. A backend may return it, overwritten, as that result if shape,
     strides and dtype agree and no element is written before all that depends on its old value has
     been computed. It may as well ignore the offer.
+    ``binds``: it is a :class:`Binding`, too.
     """
 
     name: str
+    binds: bool
 
     def gemm(
         self,
@@ -88,6 +90,62 @@ class Backend(Protocol):
             last: ``high`` becomes the sum rounded to nearest, ``low`` stays as it is. A product
                 that is first and last needs no sum.
         """
+
+
+class Bound(NamedTuple):
+    """What runs a class of calls.
+
+    Attributes:
+        run: the tensors of a call -> its results.
+        flat: which operands it takes with their elements in one dimension, or none for a number;
+            the others are two-dimensional.
+    """
+
+    run: Callable[..., Any]
+    flat: frozenset[int] = frozenset()
+
+
+class Binding(Backend, Protocol):
+    """A backend that looks up once what a class of calls runs.
+
+    Each method takes the arguments of the one whose name it begins with, after that has run on
+    them, and returns what it called for tensors of the same shapes, strides, dtypes, alignments and
+    device. It launches nothing.
+    """
+
+    def setting(self) -> Hashable:
+        """What else decides: whatever was bound under another setting is not to be called."""
+
+    def can_bind(self) -> bool:
+        """Not while a CUDA graph is captured, which nothing made in it outlives."""
+
+    def gemm_bound(
+        self,
+        program: Program,
+        a: Tensor,
+        b: Tensor,
+        operands: Sequence[Tensor],
+        tile: tuple[int, int] | None,
+        raw: bool,
+        into: Mapping[int, Tensor] | None = None,
+    ) -> Bound:
+        """(a, b, operands) -> results."""
+
+    def pointwise_bound(
+        self,
+        program: Program,
+        operands: Sequence[Tensor],
+        m: int,
+        n: int,
+        operand: torch.dtype,
+        compute: torch.dtype,
+        tile: tuple[int, int] | None,
+        raw: bool,
+    ) -> Bound:
+        """(operands) -> results."""
+
+    def prepare_bound(self, plan: Plan, weights: Sequence[Tensor]) -> Bound:
+        """(weights) -> the output."""
 
 
 # Set by use_backend; unset means the environment variable, read at each call so that tests and

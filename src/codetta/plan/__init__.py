@@ -6,7 +6,7 @@
     forward and backward         differentiate.py
     into kernels                 schedule.py: placement.py, grouping.py, kernels.py, order.py
     for people to read           listing.py, formulas.py
-    run                          runtime.py: executable.py, slots.py, steps.py, launch.py
+    run                          runtime.py: executable.py, slots.py, steps.py, bound.py, launch.py
     weights                      prepare.py
     count                        cost.py, memory.py, on sizes.py
 

@@ -44,6 +44,7 @@ class Operators:
     """
 
     name = "operators"
+    binds = False
 
     def gemm(
         self,

@@ -125,7 +125,7 @@ def run_plan(plan: str, inputs: list[Tensor]) -> list[Tensor]:
     Where somebody watches, each kernel is an operator of its own. A dispatch mode that is handed
     ``codetta::plan`` sees its kernels when it calls this inside itself.
     """
-    return _executable(plan).run(_grouped(_parsed(plan), inputs))
+    return _executable(plan).run_flat(list(inputs))
 
 
 _LIBRARY.impl("plan", run_plan, "CompositeExplicitAutograd")

@@ -9,23 +9,24 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from codetta.backends.select import Backend
+from codetta.backends.select import Backend, Binding, Bound
 from codetta.language.meaning import Context
 from codetta.language.types import Kind
 from codetta.language.values import attrs_of
+from codetta.plan.bound import Writer
 from codetta.plan.grouping import FINALIZE, GEMM, POINTWISE, PREPARE
 from codetta.plan.kernels import Kernel
 from codetta.plan.launch import OPERATORS
 from codetta.plan.operations import OPERATIONS
-from codetta.plan.sides import in_order, packed_sides
+from codetta.plan.sides import Sides, in_order, packed_sides
 from codetta.plan.slots import Slots
 
-#: From a result as backends return it to the two dimensions in which kernels read it.
-CANONICAL: dict[Kind, Callable[[Tensor], Tensor]] = {
-    Kind.COL: lambda x: x.reshape(-1, 1),
-    Kind.INDEX: lambda x: x.reshape(-1, 1),
-    Kind.ROW: lambda x: x.reshape(1, -1),
-    Kind.SCALAR: lambda x: x.reshape(1, 1),
+#: The two dimensions in which kernels read a result that backends return with fewer.
+CANONICAL: dict[Kind, tuple[int, int]] = {
+    Kind.COL: (-1, 1),
+    Kind.INDEX: (-1, 1),
+    Kind.ROW: (1, -1),
+    Kind.SCALAR: (1, 1),
 }
 
 
@@ -47,14 +48,33 @@ class Run:
         self.donate = donate
 
 
+Into = tuple[tuple[int, int, bool], ...]
+Packs = tuple[Sides, tuple[int, ...]] | None
+
+
 class Step(Protocol):
+    """One kernel.
+
+    Attributes:
+        into: (position of a result, slot, the slot is an input): what it may be written to.
+        dead: slots that nobody reads after it.
+        packs: weights that may lie side by side, and their slots.
+    """
+
+    into: Into
     dead: tuple[int, ...]
+    packs: Packs
 
     def run(self, values: list[Any], run: Run) -> None: ...
 
+    def bind(self, values: list[Any], run: Run, backend: Binding, to: Writer) -> None:
+        """Write what :meth:`run` has done, for values like these."""
+
 
 class _Gemm:
-    """a @ b with its program; slots ``into`` may be written to, by position of the result."""
+    """a @ b with its program."""
+
+    packs: Packs = None
 
     def __init__(self, slots: Slots, kernel: Kernel) -> None:
         assert kernel.program is not None
@@ -78,9 +98,21 @@ class _Gemm:
         for slot, x in zip(self.writes, made, strict=True):
             values[slot] = x
 
+    def bind(self, values: list[Any], run: Run, backend: Binding, to: Writer) -> None:
+        a, b = values[self.a], values[self.b]
+        a, b = a.mT if self.turn_a else a, b.mT if self.turn_b else b
+        operands = [values[i] for i in self.operands]
+        into = _places(self.into, values, run)
+        bound = backend.gemm_bound(self.program, a, b, operands, None, True, into)
+        sides = ((self.a, self.turn_a), (self.b, self.turn_b))
+        texts = [to.read(slot) + (".mT" if turn else "") for slot, turn in sides]
+        to.unpack([(slot, None) for slot in self.writes], to.call(bound, self.operands, *texts))
+
 
 class _Tiles:
     """A pointwise program (raw), or a finalizer."""
+
+    packs: Packs = None
 
     def __init__(self, slots: Slots, kernel: Kernel) -> None:
         assert kernel.program is not None
@@ -105,28 +137,61 @@ class _Tiles:
             self.program, operands, m, self.n, run.operand, run.compute, None, self.raw, **options
         )
         for (slot, canonical), x in zip(self.writes, made, strict=True):
-            values[slot] = x if canonical is None else canonical(x)
+            values[slot] = x if canonical is None else x.reshape(canonical)
+
+    def bind(self, values: list[Any], run: Run, backend: Binding, to: Writer) -> None:
+        # No offers: kernels of several passes must not take them.
+        bound = backend.pointwise_bound(
+            self.program, [values[i] for i in self.operands], run.m if self.m is None else self.m,
+            self.n, run.operand, run.compute, None, self.raw,
+        )  # fmt: skip
+        to.unpack(self.writes, to.call(bound, self.operands))
 
 
 class _Prepare:
     """Weights made ready; those that lie side by side already are read where they lie."""
+
+    into: Into = ()
 
     def __init__(self, slots: Slots, kernel: Kernel) -> None:
         assert kernel.plan is not None
         self.plan, self.dead = kernel.plan, slots.dead[id(kernel)]
         self.reads = tuple(slots.at[r][0] for r in kernel.reads)
         (self.write,) = slots.at[kernel.root]
-        self.sides = packed_sides(slots.schedule, kernel)
-        self.order = () if self.sides is None else in_order(self.sides, kernel.plan)
+        sides = packed_sides(slots.schedule, kernel)
+        self.packs: Packs = None
+        if sides is not None:
+            order = in_order(sides, kernel.plan)
+            self.packs = sides, tuple(self.reads[k] for k in order)
 
     def run(self, values: list[Any], run: Run) -> None:
-        weights = [values[i] for i in self.reads]
-        there = None if self.sides is None else self.sides.whole([weights[k] for k in self.order])
-        values[self.write] = run.backend.prepare(self.plan, weights) if there is None else there
+        there = self._there(values)
+        if there is None:
+            there = run.backend.prepare(self.plan, [values[i] for i in self.reads])
+        values[self.write] = there
+
+    def bind(self, values: list[Any], run: Run, backend: Binding, to: Writer) -> None:
+        if self.packs is not None and self._there(values) is not None:  # so the key says
+            sides, members = self.packs
+            text = to.call(Bound(sides.whole), members)
+        else:
+            bound = backend.prepare_bound(self.plan, [values[i] for i in self.reads])
+            text = to.call(bound, self.reads)
+        to.write(self.write, text)
+
+    def _there(self, values: list[Any]) -> Tensor | None:
+        """The result where it lies."""
+        if self.packs is None:
+            return None
+        sides, members = self.packs
+        return sides.whole([values[i] for i in members])
 
 
 class _Torch:
     """A view, a move or an opaque function: its meaning, in PyTorch."""
+
+    into: Into = ()
+    packs: Packs = None
 
     def __init__(self, slots: Slots, kernel: Kernel) -> None:
         node = slots.plan.nodes[kernel.root]
@@ -139,6 +204,12 @@ class _Torch:
         ctx = Context(run.m, 1, run.operand, run.compute, run.device)
         args = [values[i] for i in self.reads]
         values[self.write] = self.meaning(ctx, self.attrs, *args)
+
+    def bind(self, values: list[Any], run: Run, backend: Binding, to: Writer) -> None:
+        ctx = Context(run.m, 1, run.operand, run.compute, run.device)
+        fixed = map(to.constant, (self.meaning, ctx, self.attrs))
+        meaning, *given = (*fixed, *map(to.read, self.reads))
+        to.write(self.write, f"{meaning}({', '.join(given)})")
 
 
 _STEPS: dict[str, Callable[[Slots, Kernel], Step]] = {
@@ -156,9 +227,7 @@ def step(slots: Slots, kernel: Kernel) -> Step:
 
 
 # ---------------------------------------------------------------------------------- donation
-def _places(
-    into: tuple[tuple[int, int, bool], ...], values: list[Any], run: Run
-) -> dict[int, Tensor]:
+def _places(into: Into, values: list[Any], run: Run) -> dict[int, Tensor]:
     """Tensors that a kernel may write its results to, by position of the result."""
     if run.backend is OPERATORS:
         return {}

@@ -5,10 +5,10 @@ are, what each parameter is made of and what becomes of the buffers is known fro
 So it is written out as a Python function without loops and branches,
 
     def run(a, b, t):                     # t: the operands
-        d = empty(k0, dtype=k1, device=k2)
-        s_ssq = empty(k3, dtype=k4, device=k2)
-        launch(k5, a, b, d, None, {'x0': t[0], 'ssq': s_ssq})
-        return [d, *finish((s_ssq, t[1]), k6, k7)]
+        d = empty(k0, k1, k2)             # shape, strides, dtype
+        s_ssq = empty(k3, k4, k5)
+        launch(k6, a, b, d, None, {'x0': t[0], 'ssq': s_ssq})
+        return [d, *finish((s_ssq, t[1]), k7, k8)]
 
 whose constants hold all sizes. Its text has none, so that it is compiled once per program and class
 of arrays, and a new M costs a dictionary of constants. On one core this takes a third of the time
@@ -20,12 +20,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
-from codetta.backends.cuda.feeds import Inline, itself
+from codetta.backends.cuda import arrays
+from codetta.backends.cuda.capture import capturing
+from codetta.backends.cuda.feeds import Fixed, Inline, itself, positions
 from codetta.backends.cuda.finalize import finalizer
 from codetta.backends.layout import results
 from codetta.language.program import Program
@@ -34,6 +36,8 @@ from codetta.language.types import Kind
 if TYPE_CHECKING:
     from codetta.backends.cuda.assembly import Call
 
+P = ParamSpec("P")
+T = TypeVar("T")
 #: (a, b, operands) -> the flat results.
 Run = Callable[[Tensor, Tensor, Sequence[Tensor]], list[Tensor]]
 #: (operands, m, n) -> outputs of a finalizer.
@@ -42,9 +46,32 @@ Finish = Callable[[Sequence[Tensor], int, int], list[Tensor]]
 Offers = tuple[tuple[int, int, torch.Size, torch.dtype], ...]
 
 
-def bind(call: Call, raw: bool, finish: Finish | None, offers: Offers = ()) -> Run:
-    """The function of a compiled description; ``finish`` runs the finalizer of its program."""
-    return _Writer(call, raw, finish, offers).made()
+def bind(
+    call: Call,
+    raw: bool,
+    finish: Finish | None,
+    offers: Offers = (),
+    flat: frozenset[int] = frozenset(),
+) -> Run:
+    """The function of a compiled description; ``finish`` runs the finalizer of its program.
+
+    ``flat``: operands that come one-dimensional, see :func:`vectors`.
+    """
+    return _Writer(call, raw, finish, offers, flat).made()
+
+
+def vectors(call: Call, raw: bool) -> frozenset[int]:
+    """Operands that a bound call may take one-dimensional: the kernel reads them, nobody else."""
+    if not raw and finalizer(call.lowered.program) is not None:
+        return frozenset()
+    feeds, at = dict(call.feeds), positions(call.lowered.program)
+    found: dict[int, bool] = {}
+    for load in call.lowered.loads:
+        if load.operand in at:
+            i, feed = at[load.operand], feeds.get(load.name)
+            alone = isinstance(feed, Inline) and feed.vector == i
+            found[i] = found.get(i, True) and alone
+    return frozenset(i for i, alone in found.items() if alone)
 
 
 def offered(into: Mapping[int, Tensor], operands: Sequence[Tensor]) -> Offers:
@@ -57,17 +84,17 @@ def offered(into: Mapping[int, Tensor], operands: Sequence[Tensor]) -> Offers:
     )
 
 
-def on_device(run: Run, device: torch.device) -> Run:
+def on_device(run: Callable[P, T], device: torch.device) -> Callable[P, T]:
     """``run`` with its device current; where there is only one, that is always so."""
     if device.type != "cuda" or torch.cuda.device_count() < 2:
         return run
     index = device.index
 
-    def guarded(a: Tensor, b: Tensor, operands: Sequence[Tensor]) -> list[Tensor]:
+    def guarded(*arguments: P.args, **named: P.kwargs) -> T:
         if torch.cuda.current_device() == index:
-            return run(a, b, operands)
+            return run(*arguments, **named)
         with torch.cuda.device(index):
-            return run(a, b, operands)
+            return run(*arguments, **named)
 
     return guarded
 
@@ -75,12 +102,21 @@ def on_device(run: Run, device: torch.device) -> Run:
 class _Writer:
     """Writes the text and collects its constants."""
 
-    def __init__(self, call: Call, raw: bool, finish: Finish | None, offers: Offers) -> None:
+    def __init__(
+        self,
+        call: Call,
+        raw: bool,
+        finish: Finish | None,
+        offers: Offers,
+        flat: frozenset[int],
+    ) -> None:
         self.call, self.raw, self.finish, self.offers = call, raw, finish, offers
+        self.flat = flat
         self.program = call.lowered.program
         self.lines: list[str] = []
-        self.scope: dict[str, Any] = {"empty": torch.empty, "launch": call.launch}
-        self.device = self.constant(call.device)
+        self.scope: dict[str, Any] = {
+            "empty": arrays.allocator(call.device), "launch": call.launch,
+        }  # fmt: skip
 
     def constant(self, value: Any) -> str:
         name = f"k{len(self.scope)}"
@@ -153,11 +189,15 @@ class _Writer:
         return name
 
     def _fed(self, feed: Callable[..., Any]) -> str:
-        return feed.text if isinstance(feed, Inline) else f"{self.constant(feed)}(t)"
+        if isinstance(feed, Inline):
+            return f"t[{feed.vector}]" if feed.vector in self.flat else feed.text
+        if isinstance(feed, Fixed) and not capturing():
+            return self.constant(feed.make())
+        return f"{self.constant(feed)}(t)"
 
     def _empty(self, name: str, memory: Any) -> str:
-        shape, dtype = self.constant(memory.shape), self.constant(memory.dtype)
-        return self._line(name, f"empty({shape}, dtype={dtype}, device={self.device})")
+        given = (memory.shape, arrays.row_major(memory.shape), memory.dtype)
+        return self._line(name, f"empty({', '.join(map(self.constant, given))})")
 
     # ---- after it
     def _stored(self, memory: Any) -> str:

@@ -24,16 +24,32 @@ _FP32_INTEGERS = 2**24
 
 
 class Inline:
-    """A feed that is an expression of ``t``, the operands; a bound call (bound.py) contains it."""
+    """A feed that is an expression of ``t``, the operands; a bound call (bound.py) contains it.
 
-    __slots__ = ("call", "text")
+    Attributes:
+        vector: position of the operand that it makes one-dimensional, if it does that alone.
+    """
 
-    def __init__(self, text: str) -> None:
-        self.text = text
+    __slots__ = ("call", "text", "vector")
+
+    def __init__(self, text: str, vector: int | None = None) -> None:
+        self.text, self.vector = text, vector
         self.call = _expression(text)
 
     def __call__(self, t: Sequence[Tensor]) -> Any:
         return self.call(t)
+
+
+class Fixed:
+    """A feed that is the same in every call."""
+
+    __slots__ = ("make",)
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self.make = make
+
+    def __call__(self, t: Sequence[Tensor]) -> Any:
+        return self.make()
 
 
 @lru_cache(maxsize=1024)
@@ -42,7 +58,7 @@ def _expression(text: str) -> Feed:
     return made
 
 
-def _positions(program: Program) -> dict[str, int]:
+def positions(program: Program) -> dict[str, int]:
     """Where an operand starts in the flat list."""
     found, i = {}, 0
     for o in program.operands:
@@ -87,7 +103,7 @@ def c_feed(lowered: Lowered, operands: Sequence[Tensor]) -> Feed | None:
     load = next((x for x in lowered.loads if x.port == "c"), None)
     if load is None:
         return None
-    i = _positions(lowered.program)[load.operand]
+    i = positions(lowered.program)[load.operand]
     return _matrix_feed(lowered, load, operands[i], i)
 
 
@@ -104,7 +120,7 @@ def all_feeds(
     Args:
         partial: whether the last tile of a row reaches beyond column n.
     """
-    at = _positions(lowered.program)
+    at = positions(lowered.program)
     feeds: list[tuple[str, Feed]] = []
     for load in lowered.loads:
         if load.port == "c":
@@ -139,7 +155,7 @@ def _row_feed(lowered: Lowered, load: Load, x: Tensor, i: int) -> Feed:
 def _vector(load: Load, i: int, m: int, n: int, x: Tensor, device: torch.device) -> Feed:
     # Calls are told apart by alignment to 16 bytes, which four elements of 64 bits exceed.
     if arrays.is_vector(x) and x.element_size() <= 4:
-        return Inline(f"t[{i}].reshape(-1)")
+        return Inline(f"t[{i}].reshape(-1)", vector=i)
     return lambda operands: arrays.vector(operands[i])
 
 
@@ -161,7 +177,7 @@ def _extent(load: Load, i: int, m: int, n: int, x: Tensor, device: torch.device)
     axis, width = load.detail
     assert isinstance(width, Fraction)
     size = float(m if axis == "m" else n * width)
-    return lambda operands: size
+    return Fixed(lambda: size)
 
 
 def _rotary(load: Load, i: int, m: int, n: int, x: Tensor, device: torch.device) -> Feed:
@@ -172,12 +188,12 @@ def _rotary(load: Load, i: int, m: int, n: int, x: Tensor, device: torch.device)
 
 def _turns(load: Load, i: int, m: int, n: int, x: Tensor, device: torch.device) -> Feed:
     head_dim, rotary_dim, heads = (int(x) for x in load.detail)
-    return lambda operands: arrays.turning(n, head_dim, rotary_dim, heads, device)
+    return Fixed(lambda: arrays.turning(n, head_dim, rotary_dim, heads, device))
 
 
 def _ones(load: Load, i: int, m: int, n: int, x: Tensor, device: torch.device) -> Feed:
     size = m if load.port == "valid_m" else n
-    return lambda operands: arrays.ones(size, device)
+    return Fixed(lambda: arrays.ones(size, device))
 
 
 #: From a load to its feed, by port: (load, position of the operand, M, N, operand, device).

@@ -26,7 +26,8 @@ from torch import Tensor
 from codetta.backends.calls import REFERENCE
 from codetta.backends.cuda import pointwise
 from codetta.backends.cuda.assembly import Call, describe, outline
-from codetta.backends.cuda.bound import Finish, Run, bind, offered, on_device
+from codetta.backends.cuda.bound import Finish, Offers, Run, bind, offered, on_device, vectors
+from codetta.backends.cuda.capture import capturing
 from codetta.backends.cuda.configs import candidates, in_force
 from codetta.backends.cuda.finalize import finalizer
 from codetta.backends.cuda.forms import MAINLOOP
@@ -34,6 +35,7 @@ from codetta.backends.cuda.lowering import lower
 from codetta.backends.cuda.rules import NotLowerable
 from codetta.backends.layout import compute_dtype, default_tile
 from codetta.backends.precision import fp8_fast
+from codetta.backends.select import Bound
 from codetta.errors import TooLarge
 from codetta.language.functions import store
 from codetta.language.program import Program
@@ -93,8 +95,10 @@ class CudaBackend:
     """GEMM programs on QuACK's mainloop, for 16-bit and fp8 matrices on Hopper."""
 
     name = "cuda"
+    binds = True
 
     def __init__(self) -> None:
+        self._forgotten = 0
         self._calls: dict[Key, Call | None] = {}
         self._runs: tuple[dict[Key, Run], dict[Key, Run]] = {}, {}  # of finals, of raw partials
 
@@ -109,18 +113,11 @@ class CudaBackend:
         raw: bool,
         into: Mapping[int, Tensor] | None = None,
     ) -> list[Tensor]:
-        fast = a.dtype.itemsize == 1 and fp8_fast()  # another kernel
-        forced = in_force()  # another kernel, too
-        how = tile if forced is None else (tile, forced)
-        key = _key(len(operands))(program.text, how, fast, a, b, operands)
-        offers = offered(into, operands) if into else ()
-        key = (*key, offers) if offers else key
+        key, offers = self._key(program, a, b, operands, tile, into)
         run = self._runs[raw].get(key)
         if run is not None:
             return run(a, b, operands)
-        call = self._calls.get(key)
-        if call is None and key not in self._calls:
-            call = self._describe(key, program, a, b, operands, tile)
+        call = self._described(key, program, a, b, operands, tile)
         if call is None:
             return self._otherwise(program, a, b, operands, tile, raw)
         with _on(a.device):
@@ -128,7 +125,44 @@ class CudaBackend:
             self._runs[raw][key] = made
         return made(a, b, operands)
 
-    def _describe(
+    def gemm_bound(
+        self,
+        program: Program,
+        a: Tensor,
+        b: Tensor,
+        operands: Sequence[Tensor],
+        tile: tuple[int, int] | None,
+        raw: bool,
+        into: Mapping[int, Tensor] | None = None,
+    ) -> Bound:
+        key, offers = self._key(program, a, b, operands, tile, into)
+        call = self._described(key, program, a, b, operands, tile)
+        if call is None:
+            return Bound(lambda a, b, t: self._otherwise(program, a, b, t, tile, raw))
+        flat = vectors(call, raw)
+        with _on(a.device):
+            made = bind(call, raw, _finish(program, a, b), offers, flat)
+        return Bound(on_device(made, a.device), flat)
+
+    def _key(
+        self,
+        program: Program,
+        a: Tensor,
+        b: Tensor,
+        operands: Sequence[Tensor],
+        tile: tuple[int, int] | None,
+        into: Mapping[int, Tensor] | None,
+    ) -> tuple[Key, Offers]:
+        fast = a.dtype.itemsize == 1 and fp8_fast()  # another kernel
+        forced = in_force()  # another kernel, too
+        how = tile if forced is None else (tile, forced)
+        key = _key(len(operands))(program.text, how, fast, a, b, operands)
+        if not into:
+            return key, ()
+        offers = offered(into, operands)
+        return (*key, offers) if offers else key, offers
+
+    def _described(
         self,
         key: Key,
         program: Program,
@@ -137,7 +171,9 @@ class CudaBackend:
         operands: Sequence[Tensor],
         tile: tuple[int, int] | None,
     ) -> Call | None:
-        call: Call | None = None
+        call = self._calls.get(key)
+        if call is not None or key in self._calls:
+            return call
         if _is_carried(a, b, operands):
             try:
                 with _on(a.device):
@@ -151,6 +187,7 @@ class CudaBackend:
 
     def forget(self) -> None:
         """Describe calls anew: configurations have changed."""
+        self._forgotten += 1
         for kept in (self._calls, *self._runs):
             kept.clear()
 
@@ -197,8 +234,26 @@ class CudaBackend:
     ) -> list[Tensor]:
         return pointwise.run(program, operands, m, n, operand, compute, tile, raw)
 
+    def pointwise_bound(
+        self,
+        program: Program,
+        operands: Sequence[Tensor],
+        m: int,
+        n: int,
+        operand: torch.dtype,
+        compute: torch.dtype,
+        tile: tuple[int, int] | None,
+        raw: bool,
+    ) -> Bound:
+        run, flat = pointwise.bound_to(program, operands, m, n, operand, compute, tile, raw)
+        return Bound(on_device(run, operands[0].device), flat)
+
     def prepare(self, plan: Plan, weights: Sequence[Tensor]) -> Tensor:
         return pointwise.prepare(plan, weights)
+
+    def prepare_bound(self, plan: Plan, weights: Sequence[Tensor]) -> Bound:
+        run, flat = pointwise.prepare_bound(plan, weights)
+        return Bound(on_device(run, weights[0].device), flat)
 
     def gemm_accumulate_(self, target: Tensor, a: Tensor, b: Tensor) -> None:
         from codetta.backends.cuda.accumulate import accumulate_
@@ -217,6 +272,13 @@ class CudaBackend:
         with _on(a.device):
             if not (_is_carried(a, b, ()) and sum24_(high, low, a, b, first, last)):
                 REFERENCE.gemm_sum24_(high, low, a, b, first, last)
+
+    # ---- binding
+    def setting(self) -> Key:
+        return self, self._forgotten, fp8_fast(), in_force()
+
+    def can_bind(self) -> bool:
+        return not capturing()
 
 
 CUDA = CudaBackend()

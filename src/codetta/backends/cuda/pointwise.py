@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from codetta.backends.calls import REFERENCE
+from codetta.backends.select import Bound
 from codetta.language.program import Operand, Program
 from codetta.language.types import Kind
 from codetta.language.values import Node
@@ -47,11 +48,32 @@ def bound(program: Program, a: Tensor, n: int) -> Callable[..., list[Tensor]]:
     of :func:`run` is to find the kernels; here they are found once.
     """
     if _on_triton(a):
-        from codetta.backends.cuda.triton_kernels import Bound, recipe
+        from codetta.backends.cuda.triton_kernels import Bound as BoundRecipe
+        from codetta.backends.cuda.triton_kernels import recipe
 
-        return Bound(recipe(program, n, a.dtype, torch.float32, None, False))
+        return BoundRecipe(recipe(program, n, a.dtype, torch.float32, None, False))
     run, dtype = REFERENCE.pointwise, a.dtype
     return lambda operands, m, n: run(program, operands, m, n, dtype, torch.float32, None, False)
+
+
+def bound_to(
+    program: Program,
+    operands: Sequence[Tensor],
+    m: int,
+    n: int,
+    operand: torch.dtype,
+    compute: torch.dtype,
+    tile: tuple[int, int] | None,
+    raw: bool,
+) -> Bound:
+    """What :func:`run` has launched for operands like these, on the current device."""
+    if _on_triton(operands[0]) and m and n:
+        from codetta.backends.cuda.triton_kernels import recipe
+
+        made = recipe(program, n, operand, compute, tile, raw).fixed(operands, m, n)
+        if made is not None:
+            return Bound(made, frozenset(range(len(operands))))
+    return Bound(lambda t: run(program, t, m, n, operand, compute, tile, raw))
 
 
 def prepare(plan: Plan, weights: Sequence[Tensor]) -> Tensor:
@@ -61,6 +83,16 @@ def prepare(plan: Plan, weights: Sequence[Tensor]) -> Tensor:
 
         return prepare_weights(plan, weights)
     return REFERENCE.prepare(plan, weights)
+
+
+def prepare_bound(plan: Plan, weights: Sequence[Tensor]) -> Bound:
+    """What :func:`prepare` has launched for weights like these, on the current device."""
+    if _on_triton(weights[0]):
+        from codetta.backends.cuda.triton_prepare import fixed
+
+        if (made := fixed(plan, weights)) is not None:
+            return Bound(made, frozenset(range(len(weights))))
+    return Bound(lambda t: prepare(plan, t))
 
 
 def on_accumulator(

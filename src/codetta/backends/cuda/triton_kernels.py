@@ -23,9 +23,18 @@ import torch
 from torch import Tensor
 
 from codetta.backends.calls import REFERENCE
+from codetta.backends.cuda.arrays import allocator
 from codetta.backends.cuda.capture import refuse
 from codetta.backends.cuda.config_cache import canonical
-from codetta.backends.cuda.triton_launch import DTYPES, Host, Key, Launch, contiguous_totals
+from codetta.backends.cuda.triton_launch import (
+    DTYPES,
+    Direct,
+    Fixed,
+    Host,
+    Key,
+    Launch,
+    contiguous_totals,
+)
 from codetta.backends.cuda.triton_source import Source, source
 from codetta.backends.cuda.triton_stages import cut, stages
 from codetta.backends.cuda.triton_task import Cut, Task
@@ -147,27 +156,25 @@ class Recipe:
             final = self.second.run(read, m, n, self.name)
         return [(final if stage else made)[i] for stage, i in self.flat]
 
+    def fixed(self, operands: Sequence[Tensor], m: int, n: int) -> Fixed | None:
+        """What :meth:`run` has launched, see :meth:`Kernel.fixed`; None where it is two kernels."""
+        return self.first.fixed(operands, m, n) if self.direct else None
+
 
 class Bound:
-    """A recipe for tensors that are always of one class, so that it is looked up once."""
+    """A recipe for calls of one class, see :meth:`Kernel.fixed`: looked up once."""
 
-    __slots__ = ("kernel", "launch", "recipe")
+    __slots__ = ("fixed", "recipe")
 
     def __init__(self, recipe: Recipe) -> None:
-        self.recipe, self.kernel = recipe, recipe.first
-        self.launch: Launch | None = None
+        self.recipe = recipe
+        self.fixed: Fixed | None = None
 
     def __call__(self, operands: Sequence[Tensor], m: int, n: int) -> list[Tensor]:
-        if self.launch is None:
-            return self._first(operands, m, n)
-        outs: list[Tensor] = self.kernel.host.outputs(operands[0].device, m, n)
-        self.launch(outs, operands, m, n)
-        return outs
-
-    def _first(self, operands: Sequence[Tensor], m: int, n: int) -> list[Tensor]:
+        if self.fixed is not None:
+            return self.fixed(operands)
         made = self.recipe.run(operands, m, n)
-        if self.recipe.direct and not self.kernel.total:
-            self.launch = self.kernel.compiled[self.kernel.host.key(operands, n)]
+        self.fixed = self.recipe.fixed(operands, m, n)
         return made
 
 
@@ -198,13 +205,23 @@ class Kernel:
         self.options = compile_options(cut)
         self.sources: dict[Source, tuple[Any, Any]] = {}  # function, launcher
         self.compiled: dict[Key, Launch] = {}
+        self.direct: dict[Key, Direct] = {}
+
+    def fixed(self, tensors: Sequence[Tensor], m: int, n: int) -> Fixed | None:
+        """What :meth:`run` has launched, for tensors of the same shapes, strides and alignments.
+
+        Sizes and strides are constants: the addresses of tensors count and nothing else of them.
+        None where the kernel is not launched directly, or not on the tensors as they are.
+        """
+        found = None if self.total else self.direct.get(self.host.key(tensors, n))
+        return None if found is None else self.host.fixed(found, tensors, m, n)
 
     def run(self, tensors: Sequence[Tensor], m: int, n: int, name: str) -> list[Tensor]:
         """Launch on the flat operand tensors; returns the outputs. ``name`` is for errors."""
         if self.total:
             tensors = contiguous_totals(list(tensors), self.host.roles)
         key = self.host.key(tensors, n)
-        outs: list[Tensor] = self.host.outputs(tensors[0].device, m, n)
+        outs: list[Tensor] = self.host.outputs(allocator(tensors[0].device), m, n)
         launch = self.compiled.get(key)
         if launch is not None:
             launch(outs, tensors, m, n)
@@ -217,7 +234,8 @@ class Kernel:
         kernel = first(function, outs, tensors, m, n, self.options)
         index = tensors[0].get_device()
         if kernel is not None and index >= 0:
-            self.compiled[key] = self.host.direct(made.parameters, kernel, index)
+            self.direct[key] = found = Direct(made.parameters, kernel, index)
+            self.compiled[key] = self.host.direct(found)
         else:  # the interpreter compiles nothing
 
             def again(outs: list[Tensor], tensors: Sequence[Tensor], m: int, n: int) -> None:

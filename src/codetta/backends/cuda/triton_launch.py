@@ -6,13 +6,14 @@ unrolled and all case distinctions made beforehand. That is a third of the time 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from codetta.backends.cuda.arrays import allocator
 from codetta.backends.cuda.triton_stages import components
 from codetta.backends.cuda.triton_task import Array, Cut, Parameter, Task
 from codetta.language.primitives import ROW_REDUCTIONS
@@ -35,9 +36,29 @@ _TORCH = {name: dtype for dtype, name in DTYPES.items()}
 _TALL = frozenset({"col", "positions", "map"})
 _FIELDS = 4  # of a tensor in the key: dtype, contiguous, aligned rows, aligned pointer
 
+#: Of ``Direct.scope``; see :meth:`Host.direct`.
+_LAUNCH = "run({grid}, 1, 1, stream(device), f, meta, None, None, None, {arguments})"
+
 Key = tuple[Any, ...]
 #: (outputs, tensors, m, n) -> launched.
 Launch = Callable[..., Any]
+#: (tensors) -> outputs.
+Fixed = Callable[[Sequence[Tensor]], list[Tensor]]
+
+
+class Direct(NamedTuple):
+    """A compiled kernel on a device, with its parameters."""
+
+    parameters: tuple[Parameter, ...]
+    kernel: Any
+    device: int
+
+    def scope(self) -> dict[str, Any]:
+        return {
+            "run": self.kernel.run, "f": self.kernel.function,
+            "meta": self.kernel.packed_metadata, "device": self.device,
+            "stream": torch._C._cuda_getCurrentRawStream,
+        }  # fmt: skip
 
 
 class Host:
@@ -45,7 +66,7 @@ class Host:
 
     Attributes:
         key: (tensors, n) -> class of the call, see :meth:`arrays`.
-        outputs: (device, m, n) -> fresh output tensors.
+        outputs: (allocator, m, n) -> fresh output tensors, see :func:`arrays.allocator`.
     """
 
     def __init__(self, task: Task, cut: Cut) -> None:
@@ -54,9 +75,8 @@ class Host:
         widths = [f"{_times('n', w)} % 16 == 0" for w in task.widths]
         fields = [f for i, role in enumerate(self.roles) for f in _fields(i, role)]
         self.key = _function("t, n", f"(t[0].device, {', '.join(widths + fields)})")
-        # torch.empty takes two thirds of the time of x.new_empty with a dtype.
-        made = ", ".join(f"empty({s}, dtype=DT[{d!r}], device=d)" for s, d in shapes(task, cut))
-        self.outputs = _function("d, m, n", f"[{made}]")
+        made = ", ".join(f"e({_extents(a)}, DT[{d!r}])" for a, d in shapes(task, cut))
+        self.outputs = _function("e, m, n", f"[{made}]")
 
     def arrays(self, key: Key) -> tuple[tuple[Array, ...], frozenset[Fraction]]:
         """What the code generator needs to know of a class of calls."""
@@ -77,7 +97,7 @@ class Host:
         call = f"k[({tall} * {wide}, 1, 1)]({arguments}, **options)"
         return _function("k, o, t, m, n, options", call)
 
-    def direct(self, parameters: tuple[Parameter, ...], kernel: Any, device: int) -> Launch:
+    def direct(self, compiled: Direct) -> Launch:
         """(outputs, tensors, m, n) -> the compiled kernel launched on the device's current stream.
 
         Triton's own ``kernel[grid](...)`` looks up device, stream and hooks anew at every call and
@@ -85,13 +105,34 @@ class Host:
         profiler are not called.
         """
         tall, wide = chunks(self.task, self.cut)
-        arguments = ", ".join(self._argument(p, wide) for p in parameters)
-        call = f"run({tall} * {wide}, 1, 1, stream(device), f, meta, None, None, None, {arguments})"
-        scope = {
-            "run": kernel.run, "f": kernel.function, "meta": kernel.packed_metadata,
-            "stream": torch._C._cuda_getCurrentRawStream, "device": device,
-        }  # fmt: skip
-        return _function("o, t, m, n", call, scope)
+        arguments = ", ".join(self._argument(p, wide) for p in compiled.parameters)
+        call = _LAUNCH.format(grid=f"{tall} * {wide}", arguments=arguments)
+        return _function("o, t, m, n", call, compiled.scope())
+
+    def fixed(self, compiled: Direct, tensors: Sequence[Tensor], m: int, n: int) -> Fixed:
+        """(tensors) -> outputs, for tensors like these: all numbers are written out."""
+        tall, wide = chunks(self.task, self.cut)
+        known = {"t": tensors, "m": m, "n": n}
+        names = {"out": "o", "pointer": "t"}
+        texts = [
+            f"{names[p.what]}{p.position}"
+            if p.what in names
+            else str(eval(self._argument(p, wide), known))
+            for p in compiled.parameters
+        ]
+        fresh = self.outputs(lambda *given: given, m, n)
+        scope = compiled.scope() | {f"k{i}": given for i, given in enumerate(fresh)}
+        outs = [f"o{i}" for i in range(len(fresh))]
+        lines = [
+            f"{''.join(f't{i}, ' for i in range(len(tensors)))}= t",
+            *(f"{o} = e(*k{i})" for i, o in enumerate(outs)),
+            _LAUNCH.format(grid=eval(f"{tall} * {wide}", known), arguments=", ".join(texts)),
+            f"return [{', '.join(outs)}]",
+        ]
+        scope["e"] = allocator(tensors[0].device)
+        exec("def fixed(t):\n" + "".join(f"    {x}\n" for x in lines), scope)
+        made: Fixed = scope["fixed"]
+        return made
 
     def _argument(self, p: Parameter, wide: str) -> str:
         if p.what == "out":
@@ -126,7 +167,7 @@ def _fields(i: int, role: str) -> list[str]:
 def _function(
     arguments: str, expression: str, more: dict[str, Any] | None = None
 ) -> Callable[..., Any]:
-    scope = {"DT": _TORCH, "empty": torch.empty, **(more or {})}
+    scope = {"DT": _TORCH, **(more or {})}
     made: Callable[..., Any] = eval(f"lambda {arguments}: {expression}", scope)
     return made
 
@@ -143,15 +184,15 @@ def chunks(task: Task, cut: Cut) -> tuple[str, str]:
     return tall, wide
 
 
-def shapes(task: Task, cut: Cut) -> list[tuple[str, str]]:
-    """Expression of m and n for the shape of each output tensor, and its dtype."""
+def shapes(task: Task, cut: Cut) -> list[tuple[list[str], str]]:
+    """Expressions of m and n for the sizes of each output tensor, and its dtype."""
     tall, wide = chunks(task, cut)
-    found: list[tuple[str, str]] = []
+    found: list[tuple[list[str], str]] = []
     for sink in task.sinks:
         node = task.program.nodes[sink.node]
         if sink.kind != "partial":
             axes = ["m"] * node.type.has_rows + [_times("n", node.type.cols)] * node.type.has_cols
-            found.append((_shape(axes), sink.dtype))
+            found.append((axes, sink.dtype))
             continue
         source = task.program.nodes[node.args[0]].type
         if node.op == "totalsum":
@@ -160,12 +201,14 @@ def shapes(task: Task, cut: Cut) -> list[tuple[str, str]]:
             axes = ["m" if source.has_rows else "1", wide]
         else:
             axes = [tall, _times("n", source.cols) if source.has_cols else "1"]
-        found += [(_shape(axes), sink.dtype)] * components(task.program, sink.node)
+        found += [(axes, sink.dtype)] * components(task.program, sink.node)
     return found
 
 
-def _shape(axes: list[str]) -> str:
-    return f"({''.join(f'{a}, ' for a in axes)})"
+def _extents(axes: list[str]) -> str:
+    """Shape and strides of a contiguous output of at most two axes, none of them empty."""
+    strides = [*axes[1:], "1"][: len(axes)]
+    return ", ".join(f"({''.join(f'{a}, ' for a in of)})" for of in (axes, strides))
 
 
 def contiguous_totals(tensors: list[Tensor], roles: list[str]) -> list[Tensor]:

@@ -51,14 +51,24 @@ def prepare_weights(plan: Plan, weights: Sequence[Tensor]) -> Tensor:
     Raises:
         ColdCapture: a kernel must be compiled and a stream is being captured.
     """
+    return _found(plan, weights)(plan, weights)
+
+
+def fixed(plan: Plan, weights: Sequence[Tensor]) -> Callable[[Sequence[Tensor]], Tensor] | None:
+    """What :func:`prepare_weights` has launched, see :meth:`Kernel.fixed`."""
+    found = _found(plan, weights)
+    return found.fixed(weights) if isinstance(found, _Bound) else None
+
+
+def _found(plan: Plan, weights: Sequence[Tensor]) -> Callable[[Plan, Sequence[Tensor]], Tensor]:
     key = (plan.text, weights[0].device, *[w.dtype for w in weights])
-    bound = _BOUND.get(key)
-    if bound is None:
+    found = _BOUND.get(key)
+    if found is None:
         refuse(plan.name)  # tables are copied to the device
         packing = _packing(plan.text)
-        bound = _evaluated if packing is None else _Bound(plan, packing, weights)
-        _BOUND[key] = bound
-    return bound(plan, weights)
+        found = _evaluated if packing is None else _Bound(plan, packing, weights)
+        _BOUND[key] = found
+    return found
 
 
 def _evaluated(plan: Plan, weights: Sequence[Tensor]) -> Tensor:
@@ -72,27 +82,29 @@ class _Bound:
         stored, compute = prepared_dtypes(plan, weights)
         self.kernel = _kernel(plan.text, DTYPES[stored], DTYPES[compute], packing.cols.bit_length())
         self.rows, self.cols = packing.rows, packing.cols
-        #: Of each tensor of the kernel: which weight, how a vector is shaped; or a table.
-        self.tensors: list[tuple[int, tuple[int, int] | None] | Tensor] = []
+        texts, shapes = [], {}
         for matrices, vector in packing.reads:
-            if vector is None:
-                self.tensors += [(i, None) for i in matrices]
-            else:
+            texts += [f"w[{i}]" for i in (matrices if vector is None else (vector,))]
+            if vector is not None:
                 column = packing.kinds[vector] is Kind.COL
-                self.tensors.append((vector, (-1, 1) if column else (1, -1)))
+                shapes[f"w[{vector}]"] = (-1, 1) if column else (1, -1)
+        scope: dict[str, Any] = {}
         for k, (place, _) in enumerate(packing.maps):
-            self.tensors.insert(place, _table(plan.text, k, weights[0].device))
+            scope[f"table{k}"] = _table(plan.text, k, weights[0].device)
+            texts.insert(place, f"table{k}")
+        #: Of each tensor of the kernel: which weight it is, or which table.
+        self.order, self.scope = texts, scope
+        given = (f"{x}.reshape({shapes[x]})" if x in shapes else x for x in texts)
+        self.tensors = eval(f"lambda w: [{', '.join(given)}]", scope)
 
     def __call__(self, plan: Plan, weights: Sequence[Tensor]) -> Tensor:
-        tensors = []
-        for x in self.tensors:
-            if isinstance(x, tuple):
-                i, shape = x
-                tensors.append(weights[i] if shape is None else weights[i].reshape(shape))
-            else:
-                tensors.append(x)
         with on_device(weights[0]):
-            return self.kernel.run(tensors, self.rows, self.cols, plan.name)[0]
+            return self.kernel.run(self.tensors(weights), self.rows, self.cols, plan.name)[0]
+
+    def fixed(self, weights: Sequence[Tensor]) -> Callable[[Sequence[Tensor]], Tensor] | None:
+        made = self.kernel.fixed(self.tensors(weights), self.rows, self.cols)
+        scope = self.scope | {"run": made}
+        return eval(f"lambda w: run([{', '.join(self.order)}])[0]", scope) if made else None
 
 
 _BOUND: dict[tuple[Any, ...], Callable[[Plan, Sequence[Tensor]], Tensor]] = {}
