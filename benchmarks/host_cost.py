@@ -7,7 +7,8 @@ are replaced by functions that do nothing: what remains is the cost of codetta a
 allocations, with CPU tensors. The median over blocks of calls is printed.
 
 The program has four operands (a tile, a row, a column and a scalar), two stores and one reduction
-with a finalizer; the plain GEMM has none of them.
+with a finalizer; the plain GEMM has none of them. The layer has SmolLM2-135M's sizes and is what a
+compiled model runs between two attentions, forward and backward, without Inductor's calls.
 """
 
 from __future__ import annotations
@@ -40,13 +41,27 @@ def four_operands(acc, residual: Tile, gain: Row, scale: Col, alpha: Scalar):  #
 
 
 class _Nothing:
-    """A compiled kernel that does nothing."""
+    """A Triton function and its compiled kernel, which does nothing."""
+
+    function = packed_metadata = None
+
+    def run(self, *arguments: Any) -> None:
+        pass
 
     def __getitem__(self, grid: Any) -> Callable[..., Any]:
         return self._launch
 
     def _launch(self, *arguments: Any, **options: Any) -> Any:
         return self
+
+
+_index_select = torch.Tensor.index_select
+
+
+def _select(x: torch.Tensor, axis: int, index: torch.Tensor) -> torch.Tensor:
+    """Rows of a gradient are not permuted; tables that are made once are."""
+    narrow = x.dtype is torch.bfloat16
+    return torch.empty_like(x) if narrow else _index_select(x, axis, index)
 
 
 @contextmanager
@@ -57,6 +72,7 @@ def without_gpu() -> Iterator[None]:
     from codetta.backends.cuda import pointwise, triton_kernels
     from codetta.backends.cuda.launch import CUDA
     from codetta.ops import library
+    from codetta.plan import executable
 
     package: Any = sys.modules["codetta.backends.cuda"]
     quack, plans = ModuleType("quack"), ModuleType("plans")
@@ -73,8 +89,12 @@ def without_gpu() -> Iterator[None]:
         mock.patch.object(library, "backend_for", lambda x: CUDA),
         mock.patch.object(ops, "backend_for", lambda x: CUDA),
         mock.patch.object(functional, "backend_for", lambda x: CUDA),
+        mock.patch.object(executable, "backend_for", lambda x: CUDA),
         mock.patch.object(pointwise, "_on_triton", lambda x: True),
         mock.patch.object(triton_kernels, "build", lambda made: _Nothing()),
+        mock.patch.object(torch.Tensor, "get_device", lambda x: 0),
+        mock.patch.object(torch.Tensor, "index_select", _select),
+        mock.patch.object(torch._C, "_cuda_getCurrentRawStream", lambda i: 0, create=True),
     ):
         yield
 
@@ -144,7 +164,35 @@ def measure(device: str, calls: int) -> dict[str, float]:
         )
 
     timed("program: forward and backward", step)
+    for half, executable, values in layer(device):
+        timed(f"layer: {half}, {len(executable.steps)} steps",
+              lambda e=executable, v=values: e.run(list(v)))  # fmt: skip
     return found
+
+
+def layer(device: str, tokens: int = 128) -> Iterator[tuple[str, Any, list[Any]]]:
+    """The two halves of a layer with their inputs."""
+    from codetta.language.types import Kind
+    from codetta.nn.block import ADJACENT, MIDDLE, Spec, compiled, segment
+
+    plan = segment(Spec(MIDDLE, 576, 1536, 9, 3, 64, 64), ADJACENT)
+    known: dict[str, Any] = {}
+    for i in plan.inputs:
+        shape = [tokens if i.type.rows == "M" else int(i.type.rows)] if i.type.has_rows else []
+        known[i.name] = torch.randn(*shape, int(i.type.cols), device=device).bfloat16()
+        if i.type.kind is Kind.ROTARY:
+            table = torch.randn(tokens, 64, device=device)
+            known[i.name] = table, torch.arange(tokens, device=device)
+    wrt = tuple(n for n, x in known.items() if isinstance(x, torch.Tensor))
+    outputs = tuple(o.name for o in plan.outputs)
+    parts = compiled(plan, wrt, outputs)
+    assert parts.backward is not None
+    forward, backward = parts.forward.executable, parts.backward.executable
+    given = [known[n] for n in forward.names]
+    yield "forward", forward, given
+    known |= dict(zip(forward.outputs, forward.run(list(given)), strict=True))
+    known |= {f"d_{n}": torch.randn_like(known[n]) for n in outputs}
+    yield "backward", backward, [known[n] for n in backward.names]
 
 
 def _own_launch(program: Any, a: Any, b: Any, operands: Any) -> Callable[[], Any]:
