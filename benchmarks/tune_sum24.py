@@ -1,0 +1,131 @@
+"""Tiles of the kernels that add to a sum in 24 bits, beside other sums and the plain product.
+
+    python benchmarks/tune_sum24.py --out results
+    python benchmarks/tune_sustained.py --out results --write-defaults   # no GPU needed
+
+dW of the loss head (backends/cuda/sum24.py) at sizes that its plans have. These kernels are no
+programs, so tune_sustained.py does not know them; they are measured like its kernels, each in
+blocks with launches back to back, and recorded in its format. After each size a sum is compared
+with the reference on some of its rows. Needs a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from measure import environment, write_json
+from torch import Tensor
+
+from codetta.backends.cuda import quack, sum24
+from codetta.backends.cuda.accumulate import accumulate_
+from codetta.backends.cuda.configs import Configuration, ab_stages, family
+from codetta.tuning.timing import SustainedTimer
+
+#: V, D and tokens of a chunk.
+SIZES = (
+    (128256, 4096, 2048), (151936, 2048, 2048), (151936, 4096, 1024), (151936, 4096, 1280),
+    (128256, 2048, 2048),
+)  # fmt: skip
+CONFIGS = (
+    Configuration(128, 128, True, 1, 2), Configuration(128, 128, True, 2, 1),
+    Configuration(192, 128, True, 1, 2), Configuration(128, 192, True, 2, 1),
+    Configuration(256, 128, False, 1, 2), Configuration(128, 256, False, 2, 1),
+    Configuration(128, 160, True, 2, 1),
+)  # fmt: skip
+#: Spilled registers, counted by compiling for sm_90a (tests/cuda/test_compile_only.py).
+SPILLS = {(192, 128): 30, (128, 192): 30}
+ROUNDS = 3
+#: fp32 sums larger than this are left out.
+LARGEST = 3e9
+ROWS = 512
+
+
+def name(kind: str, config: Configuration) -> str:
+    return f"{kind} {config}"
+
+
+def records(size: tuple[int, int, int], ms: Mapping[str, float]) -> dict[str, dict[str, Any]]:
+    """As tune_sustained.py keeps them: of each kind its tiles, the fastest first."""
+    found = {}
+    for kind in (sum24.FURTHER,):  # the others are programs in their way, and tuned as such
+        lowered = sum24.lowered_sum(kind, "bf16")
+        tiles = sorted((c for c in CONFIGS if name(kind, c) in ms), key=lambda c: ms[name(kind, c)])
+        if not tiles:
+            continue
+        candidates = [
+            {"config": c.data(), "stages": ab_stages(lowered, c), "spills": SPILLS.get(c.tile, 0),
+             "median_ms": round(ms[name(kind, c)], 5)}
+            for c in tiles
+        ]  # fmt: skip
+        m, n, k = size
+        found[f"{m}x{n}x{k} {kind}"] = {
+            "family": family(lowered), "program": f"sum24 {kind}", "m": m, "n": n, "k": k,
+            "layout": "tn", "operand": "bf16", "best": candidates[0], "candidates": candidates,
+            "cublas_ms": round(ms["cublas"], 5),
+            "ratio_to_plain": round(candidates[0]["median_ms"] / ms["cublas"], 4),
+            "beside": {x: round(t, 5) for x, t in ms.items() if not x.startswith(kind)},
+        }  # fmt: skip
+    return found
+
+
+def number(high: Tensor, low: Tensor) -> Tensor:
+    bits = high.contiguous().view(torch.int16).int() << 16 | low.int() << 8
+    return bits.view(torch.float32).double()
+
+
+def measured(size: tuple[int, int, int], timer: SustainedTimer) -> dict[str, float]:
+    """Medians in ms by name."""
+    m, n, k = size
+    options: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16}
+    a = torch.randn(k, m, **options).mul_(k**-0.5).t()
+    b = torch.randn(k, n, **options)
+    high, low = torch.empty(m, n, **options), torch.empty(m, n, device="cuda", dtype=torch.uint8)
+    work: dict[str, Callable[[], Any]] = {"cublas": partial(torch.mm, a, b)}
+    for kind in (sum24.FIRST, sum24.FURTHER):
+        for config in CONFIGS:
+            made = sum24.call(kind, high, low, a, b, config)
+            work[name(kind, config)] = partial(quack.launch, made.plan, *made.arrays)
+    if m * n * 4 < LARGEST:
+        work["fp32 sum"] = partial(accumulate_, torch.zeros(m, n, device="cuda"), a, b)
+    work["bf16 sum"] = partial(accumulate_, torch.zeros(m, n, **options), a, b)
+    times = timer(work, ROUNDS)
+    compare(high, low, a, b)
+    return {x: t.median for x, t in times.items()}
+
+
+def compare(high: Tensor, low: Tensor, a: Tensor, b: Tensor) -> None:
+    """Of a first and a further product with the reference."""
+    from codetta.backends.calls import REFERENCE
+
+    sum24.sum24_(high, low, a, b, True, False)
+    parts = high[:ROWS].clone(), low[:ROWS].clone()
+    sum24.sum24_(high, low, a, b, False, False)
+    REFERENCE.gemm_sum24_(*parts, a[:ROWS], b, False, False)
+    found, expected = number(high[:ROWS], low[:ROWS]), number(*parts)
+    off = float((found - expected).norm() / expected.norm())
+    assert off < 1e-5, off
+    print(f"  off by {off:.1e} of the reference", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    timer = SustainedTimer(torch.device("cuda", torch.cuda.current_device()))
+    data: dict[str, Any] = {"shape": "sum24", "environment": environment(), "kernels": {}}
+    for size in SIZES:
+        ms = measured(size, timer)
+        print("x".join(map(str, size)), *(f"{x} {t:.4f}" for x, t in ms.items()), sep=", ")
+        data["kernels"] |= records(size, ms)
+        write_json(args.out / "sustained_sum24.json", data)
+        torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()
