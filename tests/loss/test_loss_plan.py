@@ -12,6 +12,8 @@ from loss_oracle import head
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import codetta
+from codetta.backends.calls import ReferenceBackend
+from codetta.backends.cuda.arrays import is_matrix
 from codetta.loss import Problem, choose
 from codetta.loss.plan import MEMORY_LIMIT, PRECISION_COST, PROCESSORS, _busy, candidates
 
@@ -193,3 +195,22 @@ def test_one_chunk_takes_nothing_beside_its_exponentials(frozen, monkeypatch):
     assert plan.bytes_extra == m * v * 2 + frozen * m * d * 2
     assert vectors(wanted) < m * d * 2  # so that these rows would be seen
     assert takes(plan, wanted, monkeypatch)
+
+
+@pytest.mark.parametrize("d", [16, 24, 40])
+def test_the_bytes_of_a_sum_lie_where_kernels_can_write_them(d, monkeypatch):
+    """TMA wants rows of whole 16 bytes, also where D is no multiple of 16."""
+    seen = []
+    made = ReferenceBackend.gemm_sum24_
+
+    def noted(self, high, low, *rest):
+        seen.append((is_matrix(high, either=False), is_matrix(low, either=False), low.shape))
+        made(self, high, low, *rest)
+
+    monkeypatch.setattr(ReferenceBackend, "gemm_sum24_", noted)
+    x, weight, target, _ = head(48, d=d, v=40, dtype=BF16)
+    options = {"schedule": "forward", "chunk": 16, "memory_limit": 1}
+    with codetta.use_backend("reference"):
+        loss = codetta.linear_cross_entropy(x, weight, target, **options)
+        torch.autograd.grad(loss, weight)
+    assert seen == [(True, True, (40, d))] * 3

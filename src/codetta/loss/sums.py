@@ -107,8 +107,10 @@ class Sums:
     def _sum24(self, a: Tensor, b: Tensor) -> None:
         first, last = self.summed == 1, self.summed == self.chunks
         if self.total is None or self.low is None:
-            self.total = a.new_empty(a.shape[0], b.shape[1])
-            self.low = torch.empty_like(self.total, dtype=torch.uint8)
+            (v, _), d = a.shape, b.shape[1]
+            self.total = a.new_empty(v, d)
+            whole = a.new_empty(v, -(-d // 16) * 16, dtype=torch.uint8)  # rows that TMA can write
+            self.low = whole[:, :d]
         run_gemm_sum24_(self.total, self.low, a, b, first=first, last=last)
 
     def _add_bias(self, start: int, column_sum: Tensor) -> None:
