@@ -25,6 +25,7 @@ from codetta.backends.cuda.configs import (
 )
 from codetta.backends.cuda.launch import explain
 from codetta.backends.cuda.lowering import lower
+from codetta.backends.cuda.sum24 import FIRST, FURTHER, lowered_sum
 from codetta.language import Program
 from codetta.loss.epilogues import derivative, scaled_rows, shifted
 from codetta.loss.options import Logits
@@ -177,6 +178,7 @@ def test_the_shipped_file_is_what_the_program_expects():
     known |= {"element load3 store1 sum_m1"}
     of_loss = (shifted(Logits()), derivative(Logits(), flat=False, bias_gradient=False))
     known |= {family(lower(p, "bf16")) for p in of_loss}
+    known |= {family(lowered_sum(kind, "bf16")) for kind in (FIRST, FURTHER)}
     known |= {f"fp8 {name}" for name in known}
     for entry in data["entries"]:
         assert Configuration.of(entry["config"], "") is not None
