@@ -217,7 +217,8 @@ def _sources(plan: Plan, i: int, position: dict[str, int]) -> Tensor | None:
     """Where each row of node i comes from, by moving row numbers instead of rows."""
     node = plan.nodes[i]
     if node.op == "operand":
-        rows = torch.arange(int(node.type.rows))
+        # Kept on the host, whatever the default device is: Inductor sets one around its graphs.
+        rows = torch.arange(int(node.type.rows), device="cpu")
         return torch.stack((torch.full_like(rows, position[node.attr("name")]), rows), dim=1)
     if node.op not in _MOVES:
         return None
