@@ -22,6 +22,7 @@ from torch import Tensor
 from codetta import result_types
 from codetta.arguments import CallSpec, OperandSpec
 from codetta.backends.cuda.capture import capturing
+from codetta.kept import outside_pools
 from codetta.language.meaning import FP8
 from codetta.returns import Shaping
 
@@ -187,5 +188,4 @@ def number(x: float, dtype: torch.dtype, device: torch.device) -> Tensor:
 @lru_cache(maxsize=256)
 def _number(x: float, sign: float, dtype: torch.dtype, device: torch.device, stream: int) -> Tensor:
     """One per stream, so that no other reads it before it is written; 0 and -0 are two."""
-    with torch.inference_mode(False):
-        return torch.full((1, 1), x, dtype=dtype, device=device)
+    return outside_pools(device, lambda: torch.full((1, 1), x, dtype=dtype, device=device))

@@ -6,12 +6,11 @@ Weight preparation is made of these, and the gradients of packed weights are tak
 from __future__ import annotations
 
 from fractions import Fraction
-from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from codetta.kept import kept
 from codetta.language.meaning import Context
 from codetta.language.types import Kind, Type
 from codetta.language.values import Value
@@ -102,13 +101,14 @@ def permutation(attrs: Attrs, rows: int) -> list[int]:
 
 
 def _permuted(ctx: Context, attrs: Attrs, x: Tensor) -> Tensor:
-    return x.index_select(0, _source_rows(tuple(attrs.items()), x.shape[0], x.device))
-
-
-@lru_cache(maxsize=256)
-def _source_rows(attrs: tuple[tuple[str, Any], ...], rows: int, device: torch.device) -> Tensor:
-    """The permutation on the device; kept, because to copy it there waits for the device."""
-    return torch.tensor(permutation(dict(attrs), rows), device=device)
+    rows, device = x.shape[0], x.device
+    # Kept, because to copy it to the device waits for the device.
+    source = kept(
+        device,
+        ("source rows", *attrs.items(), rows),
+        lambda: torch.tensor(permutation(attrs, rows), device=device),
+    )
+    return x.index_select(0, source)
 
 
 OPERATIONS["permute_rows"] = Operation(

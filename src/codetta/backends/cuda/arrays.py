@@ -4,8 +4,7 @@ TMA wants 16-byte aligned base pointers and row pitches that are multiples of 16
 four elements. What does not meet that is copied into memory that does: shapes stay, only the pitch
 is padded. Either axis of a matrix may be the contiguous one where ``either`` says so.
 
-The small constant vectors (ones, rotary masks) are kept per device. A CUDA graph records the
-filling of what is allocated during its capture without running it, so nothing is kept from one.
+The small constant vectors (ones, rotary masks) are kept per device.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from codetta.backends.cuda.capture import capturing
+from codetta.kept import kept
 
 _TMA_BYTES = 16
 
@@ -128,26 +127,10 @@ def row_part(x: Tensor, part: int) -> Tensor:
 
 
 # ---------------------------------------------------------------------------------- constants
-_KEPT: dict[tuple[object, ...], Tensor] = {}
-
-
-def _kept(key: tuple[object, ...], make: Callable[[], Tensor], device: torch.device) -> Tensor:
-    if key in _KEPT:
-        return _KEPT[key]
-    made = make()
-    if capturing():
-        return made
-    if device.type == "cuda":  # once; the next to read it may be another stream
-        torch.cuda.current_stream(device).synchronize()
-    _KEPT[key] = made
-    return made
-
-
 def ones(n: int, device: torch.device) -> Tensor:
     """n ones in fp32; a view of a vector that only grows."""
     size = 1 << max(12, (n - 1).bit_length())
-    made = _kept(("ones", size, device), lambda: torch.ones(size, device=device), device)
-    return made[:n]
+    return kept(device, ("ones", size), lambda: torch.ones(size, device=device))[:n]
 
 
 def turning(n: int, head_dim: int, rotary_dim: int, heads: int, device: torch.device) -> Tensor:
@@ -160,4 +143,4 @@ def turning(n: int, head_dim: int, rotary_dim: int, heads: int, device: torch.de
             turns &= column < heads * head_dim
         return turns.to(torch.float32)
 
-    return _kept(("turning", n, head_dim, rotary_dim, heads, device), make, device)
+    return kept(device, ("turning", n, head_dim, rotary_dim, heads), make)

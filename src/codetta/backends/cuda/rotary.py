@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from codetta.backends.cuda.capture import capturing
+from codetta.kept import outside_pools
 
 _KEPT = 8
 _Key = tuple[Any, ...]
@@ -46,8 +47,7 @@ def rotary(table: Tensor, positions: Tensor, head_dim: int, columns: int) -> Ten
         if found is not None:
             _TURNS.move_to_end(key)
             return found[2]
-    with torch.inference_mode(False), torch.no_grad():
-        made = gathered(table, positions, head_dim, columns)
+    made = outside_pools(table.device, lambda: gathered(table, positions, head_dim, columns))
     with _LOCK:
         _forget()
         _TURNS[key] = _weak(table), _weak(positions), made

@@ -23,6 +23,7 @@ from codetta.backends.cuda.triton_kernels import Kernel, kernel, on_device
 from codetta.backends.cuda.triton_launch import DTYPES
 from codetta.backends.cuda.triton_stages import cut
 from codetta.backends.cuda.triton_task import Sink, Task
+from codetta.kept import kept
 from codetta.language.primitives import PRIMITIVES, Family
 from codetta.language.program import Operand, Output, Program
 from codetta.language.trace import ProgramTracer
@@ -89,8 +90,8 @@ class _Bound:
                 column = packing.kinds[vector] is Kind.COL
                 shapes[f"w[{vector}]"] = (-1, 1) if column else (1, -1)
         scope: dict[str, Any] = {}
-        for k, (place, _) in enumerate(packing.maps):
-            scope[f"table{k}"] = _table(plan.text, k, weights[0].device)
+        for k, (place, rows) in enumerate(packing.maps):
+            scope[f"table{k}"] = _table(plan.text, k, rows, weights[0].device)
             texts.insert(place, f"table{k}")
         #: Of each tensor of the kernel: which weight it is, or which table.
         self.order, self.scope = texts, scope
@@ -217,7 +218,8 @@ def _sources(plan: Plan, i: int, position: dict[str, int]) -> Tensor | None:
     """Where each row of node i comes from, by moving row numbers instead of rows."""
     node = plan.nodes[i]
     if node.op == "operand":
-        rows = torch.arange(int(node.type.rows))
+        # Kept on the host, whatever the default device is: Inductor sets one around its graphs.
+        rows = torch.arange(int(node.type.rows), device="cpu")
         return torch.stack((torch.full_like(rows, position[node.attr("name")]), rows), dim=1)
     if node.op not in _MOVES:
         return None
@@ -239,9 +241,10 @@ def _kernel(text: str, stored: str, compute: str, bits: int) -> Kernel:
     return kernel(task, cut(task, packing.cols, None))
 
 
-@lru_cache(maxsize=256)
-def _table(text: str, k: int, device: torch.device) -> Tensor:
+def _table(text: str, k: int, rows: Tensor, device: torch.device) -> Tensor:
     """Map k as the kernel reads it: which matrix for all rows, then which row, in one column."""
-    packing = _packing(text)
-    assert packing is not None
-    return packing.maps[k][1].to(torch.int32).T.reshape(-1, 1).to(device)
+    return kept(
+        device,
+        ("table", text, k),
+        lambda: rows.to(torch.int32).T.reshape(-1, 1).to(device),
+    )
