@@ -24,6 +24,7 @@ FILES = (
     "test_triton_fp8.py",
     "test_triton_repair.py",
     "test_triton_scale.py",
+    "test_triton_shift.py",
 )
 
 

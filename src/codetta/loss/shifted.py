@@ -33,6 +33,8 @@ from codetta.ops import run_gemm, run_pointwise
 LIMIT = 2.0**64
 #: Columns whose largest logit bounds the shift from below.
 SAMPLED = 64
+#: The least shift: finite where no logit is.
+FLOOR = -(2.0**100)
 
 
 def applies(options: Options, need: Need, dtype: torch.dtype, whole: bool, fold: bool) -> bool:
@@ -53,15 +55,11 @@ def chunk(part: Head, scale: Tensor) -> tuple[dict[str, Tensor], Tensor, Tensor]
     ``scale`` is the factor of each token's loss. E' is in the dtype of x, the rest in fp32 or fp64.
     """
     logits = part.options.logits
-    base = _shift(part)
+    base = _base(part)
     operands = [*part.vectors, part.target[:, None], base[:, None]]
     e, total, logit = run_gemm(shifted(logits), part.x, part.weight.t(), operands)
     base, total = _repaired(part, e, base, total)
-    lse = torch.where(base == torch.inf, base, base + total.log())
-    _take_target(e, part.target, torch.exp(logit - base) - total)
-    factor = scale * logits.scale / total
-    if part.leaves.row_scale is not None:
-        factor = factor * part.leaves.row_scale
+    lse, factor = _settled(part, e, base, total, logit, scale)
     return {"lse": lse, "logit": logit}, e, factor
 
 
@@ -78,20 +76,37 @@ def weighted(part: Head, factor: Tensor) -> Tensor:
     return made
 
 
+def _fused(part: Head) -> bool:
+    """Whether the fused backend's kernels take the place of the definitions below."""
+    known = part.x.is_cuda and part.compute is torch.float32
+    return known and backend_for(part.x).name == "cuda"
+
+
 # ---------------------------------------------------------------------------------- the shift
-def _shift(part: Head) -> Tensor:
+def _base(part: Head) -> Tensor:
     """At most the rows' largest logits, up to rounding; finite unless a logit is +inf or NaN."""
+    step = max(1, len(part.weight) // SAMPLED)
+    sampled = part.x @ part.weight[: step * SAMPLED : step].t()
+    if _fused(part):
+        from codetta.backends.cuda.triton_shift import shift
+
+        return shift(part.x, part.weight, part.bias, part.leaves.row_scale,
+                     part.options.logits.scale, part.target, sampled, step, FLOOR)  # fmt: skip
+    return based(part, sampled, step)
+
+
+def based(part: Head, sampled: Tensor, step: int) -> Tensor:
+    """The definition, of the products with each ``step``-th row of the weight."""
     v = len(part.weight)
-    step = max(1, v // SAMPLED)
-    at = slice(0, min(v, step * SAMPLED), step)
-    sampled = (part.x @ part.weight[at].t()).to(part.compute)
+    at = slice(0, step * SAMPLED, step)
+    sampled = sampled.to(part.compute)
     own = part.target.clamp(0, v - 1).long()
     target = (part.x * part.weight[own]).sum(1, dtype=part.compute)
     found = torch.maximum(
         _logits(part, sampled, None if part.bias is None else part.bias[at]).amax(1),
         _logits(part, target[:, None], None if part.bias is None else part.bias[own, None])[:, 0],
     )
-    return found.clamp_min(-(2.0**100))
+    return found.clamp_min(FLOOR)
 
 
 def _logits(part: Head, product: Tensor, bias: Tensor | None) -> Tensor:
@@ -103,6 +118,31 @@ def _logits(part: Head, product: Tensor, bias: Tensor | None) -> Tensor:
     return product * part.options.logits.scale
 
 
+# -------------------------------------------------------------------------- after the product
+def _settled(
+    part: Head, e: Tensor, base: Tensor, total: Tensor, logit: Tensor, scale: Tensor
+) -> tuple[Tensor, Tensor]:
+    """lse and factor of the rows; E becomes E' in place."""
+    if _fused(part):
+        from codetta.backends.cuda.triton_shift import settle
+
+        return settle(e, part.target, base, total, logit, scale, part.leaves.row_scale,
+                      part.options.logits.scale)  # fmt: skip
+    return settled(part, e, base, total, logit, scale)
+
+
+def settled(
+    part: Head, e: Tensor, base: Tensor, total: Tensor, logit: Tensor, scale: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The definition."""
+    lse = torch.where(base == torch.inf, base, base + total.log())
+    _take_target(e, part.target, torch.exp(logit - base) - total)
+    factor = scale * part.options.logits.scale / total
+    if part.leaves.row_scale is not None:
+        factor = factor * part.leaves.row_scale
+    return lse, factor
+
+
 def _take_target(e: Tensor, target: Tensor, value: Tensor) -> None:
     """e[i, target[i]] = value[i], in place, where the target is a column."""
     inside = (target >= 0) & (target < e.shape[1])
@@ -112,7 +152,7 @@ def _take_target(e: Tensor, target: Tensor, value: Tensor) -> None:
 
 def _repaired(part: Head, e: Tensor, base: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
     """Shift and total of all rows, those above LIMIT computed again, e too, in place."""
-    if e.is_cuda and backend_for(e).name == "cuda":
+    if _fused(part):
         from codetta.backends.cuda.triton_repair import repair
 
         return repair(part.x, part.weight, part.bias, part.leaves.row_scale,
