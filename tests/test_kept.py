@@ -109,10 +109,11 @@ def test_nothing_is_kept_from_a_capture(monkeypatch):
         assert kept.kept(CPU, ("x",), lambda: torch.ones(3)) is again
 
 
-def test_to_ask_from_within_is_refused_where_it_would_hang(monkeypatch):
-    with like_a_gpu() as outside, pytest.raises(AssertionError, match="wait for itself"):
-        monkeypatch.setattr(kept, "_stream", lambda device: outside.stream)
-        kept.kept(CPU, ("x",), lambda: arrays.ones(5, CPU))
+def test_to_ask_from_within_is_refused_where_it_would_hang():
+    with like_a_gpu() as outside, pytest.MonkeyPatch.context() as patch:  # undone before the first
+        patch.setattr(kept, "_stream", lambda device: outside.stream)
+        with pytest.raises(AssertionError, match="wait for itself"):
+            kept.kept(CPU, ("x",), lambda: arrays.ones(5, CPU))
 
 
 def test_maps_of_rows_stay_on_the_host_whatever_the_default_device_is():
