@@ -203,7 +203,7 @@ def test_chunks_of_a_head_add_up_to_whole_products(schedule, products, chunk):
     assert len(kernels) == products * -(-12 // chunk)
     rounded = [k for k in head_kernels(HeadSizes(problem, plan)) if "round(" in str(k.formulas)]
     assert len(rounded) == (schedule == "recompute" and chunk < 12)  # dx or dW is summed in fp32
-    assert plan.sum24 == (schedule == "forward" and chunk < 12)
+    assert (plan.sum_bits == 24) == (schedule == "forward" and chunk < 12)
 
 
 # --------------------------------------------------------------------------------- left alone

@@ -25,7 +25,7 @@ from codetta.backends.cuda.configs import (
 )
 from codetta.backends.cuda.launch import explain
 from codetta.backends.cuda.lowering import lower
-from codetta.backends.cuda.sum24 import FIRST, FURTHER, lowered_sum
+from codetta.backends.cuda.short_sum import FIRST, FURTHER, lowered_sum
 from codetta.language import Program
 from codetta.loss.epilogues import derivative, scaled_rows, shifted
 from codetta.loss.options import Logits

@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from codetta.backends.cuda import accumulate, assembly, lowering, sum24
+from codetta.backends.cuda import accumulate, assembly, lowering, short_sum
 from codetta.backends.cuda.arrays import is_matrix
 from codetta.backends.cuda.forms import PACKED, PAIR, Lowered
 from codetta.backends.cuda.launch import CudaBackend
@@ -93,7 +93,7 @@ def emulated():
             patch.setattr(package, name, module, raising=False)
         for user in (assembly, accumulate):
             patch.setattr(user, "lower", _recording)
-        patch.setattr(sum24, "lowered_sum", _recording_sum)
+        patch.setattr(short_sum, "lowered_sum", _recording_sum)
         yield CudaBackend()
 
 
@@ -109,7 +109,7 @@ def _recording_sum(*arguments):
     return lowered
 
 
-_LOWERED_SUM = sum24.lowered_sum
+_LOWERED_SUM = short_sum.lowered_sum
 
 
 def launch(plan, a: Tensor, b: Tensor, d: Tensor | None, c: Tensor | None, arguments) -> None:

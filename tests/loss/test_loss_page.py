@@ -21,7 +21,9 @@ def rows(start):
 
 def what(plan):
     if plan.schedule == "forward":
-        return f"forward, {plan.rows} tokens{', 24 bits' if plan.sum24 else ''}"
+        return (
+            f"forward, {plan.rows} tokens{f', {plan.sum_bits} bits' if plan.sum_bits < 32 else ''}"
+        )
     return f"recompute, {plan.chunk} of the {plan.over}"
 
 

@@ -40,7 +40,7 @@ def test_the_fastest_that_fits_is_chosen():
             fitting = [p for p in candidates(problem(d=d)) if p.bytes_extra <= limit]
             fastest = min(p.seconds for p in fitting)
             assert plan.seconds <= PRECISION_COST * fastest
-            assert plan.seconds == fastest or not plan.sum24
+            assert plan.seconds == fastest or plan.sum_bits == 32
     assert choose(problem()).schedule == "forward"
 
 
@@ -87,16 +87,18 @@ LARGE = [(4096, 128256), (4096, 151936), (2048, 151936)]
 @pytest.mark.parametrize(("d", "v"), LARGE)
 def test_three_products_fit_where_an_fp32_sum_does_not(d, v):
     plan = choose(short(d=d, v=v))
-    assert plan.schedule == "forward" and plan.sum24 and plan.bytes_extra <= MEMORY_LIMIT
+    assert plan.schedule == "forward" and plan.sum_bits == 24 and plan.bytes_extra <= MEMORY_LIMIT
     wide = choose(short(d=d, v=v, wide_sums=True))
-    assert wide.schedule == "recompute" and not wide.sum24 and wide.seconds > 1.3 * plan.seconds
+    assert (
+        wide.schedule == "recompute" and wide.sum_bits == 32 and wide.seconds > 1.3 * plan.seconds
+    )
     assert "dW summed in 24 bits" in str(plan) and "24 bits" not in str(wide)
 
 
 def fitting(wanted, limit):
     """The fastest plan with a sum in 24 bits that fits, and the fastest without."""
     found = [p for p in candidates(wanted) if p.bytes_extra <= limit]
-    return [min((p for p in found if p.sum24 is e), key=lambda p: p.seconds) for e in (True, False)]
+    return [min((p for p in found if p.sum_bits == e), key=lambda p: p.seconds) for e in (24, 32)]
 
 
 def test_an_fp32_sum_that_fits_goes_first():
@@ -104,7 +106,7 @@ def test_an_fp32_sum_that_fits_goes_first():
     narrow, wide = fitting(small, 1 << 30)
     assert narrow.seconds < wide.seconds <= PRECISION_COST * narrow.seconds
     for limit in (1 << 30, 1 << 32):
-        assert not choose(small, limit=limit).sum24
+        assert choose(small, limit=limit).sum_bits == 32
         assert choose(small, limit=limit) == choose(short(v=128256, wide_sums=True), limit=limit)
 
 
@@ -113,7 +115,7 @@ def test_an_fp32_sum_that_costs_much_time_does_not():
     small, limit = short(d=4096), 1 << 32
     found = [p for p in candidates(small, 256) if p.schedule == "forward"]
     narrow, wide = sorted(found, key=lambda p: p.seconds)
-    assert narrow.sum24 and not wide.sum24 and wide.bytes_extra < limit
+    assert narrow.sum_bits == 24 and wide.sum_bits == 32 and wide.bytes_extra < limit
     assert wide.seconds > PRECISION_COST * narrow.seconds
     assert choose(small, chunk=256, limit=limit) == narrow
     assert choose(replace(small, wide_sums=True), chunk=256, limit=limit) == wide
@@ -127,8 +129,8 @@ def test_an_fp32_sum_that_costs_much_time_does_not():
 )  # fmt: skip
 def test_nothing_else_is_summed_in_24_bits(other):
     """Other dtypes, losses that recompute, a frozen weight, one chunk, what is told not to."""
-    assert any(p.sum24 for p in candidates(short()))
-    assert not any(p.sum24 for p in candidates(short(**other)))
+    assert any(p.sum_bits == 24 for p in candidates(short()))
+    assert not any(p.sum_bits == 24 for p in candidates(short(**other)))
 
 
 class Alive(TorchDispatchMode):
@@ -142,7 +144,7 @@ class Alive(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         if func.namespace == "codetta":
-            written = args[:2] if func is torch.ops.codetta.gemm_sum24_.default else ()
+            written = args[:2] if func is torch.ops.codetta.gemm_short_sum_.default else ()
             for x in [out] if isinstance(out, torch.Tensor) else out or written:
                 memory = x.untyped_storage()
                 self.known[memory._cdata] = (weakref.ref(memory), memory.nbytes())
@@ -179,7 +181,7 @@ def test_the_memory_of_a_run_is_that_of_its_plan(schedule, dtype, monkeypatch):
 def test_a_sum_in_24_bits_takes_a_byte_per_element_beside_the_gradient(monkeypatch):
     m, d, v = 512, 64, 2560
     wanted = short(m=m, d=d, v=v)
-    plan = next(p for p in candidates(wanted) if p.sum24 and p.rows == 128)
+    plan = next(p for p in candidates(wanted) if p.sum_bits == 24 and p.rows == 128)
     assert plan.bytes_extra == v * d + 128 * (v + d) * 2
     # What an fp32 sum would take is more than dx and the chunk's rows, which may be out of sight.
     assert vectors(wanted) + (m + 128) * d * 2 < 2 * v * d
@@ -201,13 +203,13 @@ def test_one_chunk_takes_nothing_beside_its_exponentials(frozen, monkeypatch):
 def test_the_bytes_of_a_sum_lie_where_kernels_can_write_them(d, monkeypatch):
     """TMA wants rows of whole 16 bytes, also where D is no multiple of 16."""
     seen = []
-    made = ReferenceBackend.gemm_sum24_
+    made = ReferenceBackend.gemm_short_sum_
 
     def noted(self, high, low, *rest):
         seen.append((is_matrix(high, either=False), is_matrix(low, either=False), low.shape))
         made(self, high, low, *rest)
 
-    monkeypatch.setattr(ReferenceBackend, "gemm_sum24_", noted)
+    monkeypatch.setattr(ReferenceBackend, "gemm_short_sum_", noted)
     x, weight, target, _ = head(48, d=d, v=40, dtype=BF16)
     options = {"schedule": "forward", "chunk": 16, "memory_limit": 1}
     with codetta.use_backend("reference"):

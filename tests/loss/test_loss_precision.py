@@ -15,7 +15,7 @@ import codetta
 from codetta.loss import engine
 from codetta.loss.head import Head
 from codetta.loss.sums import Sums
-from codetta.ops import run_gemm_sum24_
+from codetta.ops import run_gemm_short_sum_
 
 SCHEDULES = ("forward", "recompute")
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -150,15 +150,15 @@ def _bf16_alone(high, low, a, b, *, first, last):
 
 
 def _forgetful(high, low, a, b, *, first, last):
-    run_gemm_sum24_(high, low if first else torch.zeros_like(low), a, b, first=first, last=last)
+    run_gemm_short_sum_(high, low if first else torch.zeros_like(low), a, b, first=first, last=last)
 
 
 def _never_rounded(high, low, a, b, *, first, last):
-    run_gemm_sum24_(high, low, a, b, first=first, last=False)
+    run_gemm_short_sum_(high, low, a, b, first=first, last=False)
 
 
 def _last_chunk_only(high, low, a, b, *, first, last):
-    run_gemm_sum24_(high, low, a, b, first=True, last=last)
+    run_gemm_short_sum_(high, low, a, b, first=True, last=last)
 
 
 @pytest.mark.parametrize("broken", [_bf16_alone, _forgetful, _never_rounded, _last_chunk_only])
@@ -166,7 +166,7 @@ def test_the_bound_of_sums_in_24_bits_finds(broken, monkeypatch):
     """Sums without the last byte, a byte that is lost, a gradient cut off instead of rounded."""
     error, least = errors_of_dw(43)
     assert error < 1.02 * least
-    monkeypatch.setattr("codetta.loss.sums.run_gemm_sum24_", broken)
+    monkeypatch.setattr("codetta.loss.sums.run_gemm_short_sum_", broken)
     error, least = errors_of_dw(43)
     assert error > 1.05 * least
 

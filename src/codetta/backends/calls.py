@@ -71,7 +71,7 @@ class ReferenceBackend:
         else:
             target.copy_(torch.addmm(target.to(compute), a, b))  # rounded once
 
-    def gemm_sum24_(
+    def gemm_short_sum_(
         self, high: Tensor, low: Tensor, a: Tensor, b: Tensor, first: bool, last: bool
     ) -> None:
         total = a.float() @ b.float()

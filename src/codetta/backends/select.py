@@ -79,7 +79,7 @@ class Backend(Protocol):
     def gemm_accumulate_(self, target: Tensor, a: Tensor, b: Tensor) -> None:
         """target += a @ b, the product and the sum in target's dtype or fp32, the wider one."""
 
-    def gemm_sum24_(
+    def gemm_short_sum_(
         self, high: Tensor, low: Tensor, a: Tensor, b: Tensor, first: bool, last: bool
     ) -> None:
         """Add a @ b to a sum kept in 24 bits, of which ``high`` (M, N) in bf16 holds the upper 16

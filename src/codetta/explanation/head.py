@@ -9,7 +9,7 @@ from typing import Any
 from codetta.capture.headcall import HeadCall
 from codetta.explanation.facts import BACKWARD, FORWARD, GEMM, MEMORY, KernelFact
 from codetta.loss.options import Logits, Options
-from codetta.loss.plan import MEMORY_LIMIT, LossPlan, Problem, choose, sum_bytes
+from codetta.loss.plan import MEMORY_LIMIT, WIDE, LossPlan, Problem, choose, sum_bytes
 from codetta.loss.shifted import applies
 
 #: Said of it in the summary.
@@ -65,9 +65,9 @@ def _forward(p: Problem, plan: LossPlan) -> Iterator[KernelFact]:
             yield _product(p, FORWARD, "logits of a chunk", (m, p.v, p.d), e, _STATISTICS)
             chunk = m * p.v * e
             yield KernelFact("dz", FORWARD, MEMORY, "pointwise", chunk, chunk, 0, e, formulas=_DZ)
-        added = sum_bytes(p, 1 + several, plan.sum24)
+        added = sum_bytes(p, 1 + several, plan.sum_bits)
         yield from _gradients(p, FORWARD, m, p.v, added, over_tokens=True)
-    if several and p.narrow and p.dw and not plan.sum24:
+    if several and p.narrow and p.dw and plan.sum_bits >= WIDE:
         yield _rounded("d_weight", FORWARD, p.v * p.d, e)
     for name, wanted, rows in (("d_x", p.dx, p.m), ("d_weight", p.dw, p.v)):
         if wanted:

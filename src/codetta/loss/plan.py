@@ -48,6 +48,8 @@ UNHIDDEN = 0.1
 CHUNKS = (128, 256, 384, 512, *(128 * k << i for i in range(9) for k in (5, 6, 7, 8)))
 #: A plan with fp32 sums is preferred up to this multiple of the time of the fastest.
 PRECISION_COST = 1.03
+#: Bits of a sum that is fp32, or fp64.
+WIDE = 32
 #: Multiprocessors of an H200.
 PROCESSORS = 132
 #: Tiles that products are computed in, and about how fast their kernels are beside the fastest.
@@ -95,7 +97,7 @@ class Problem:
         return self.dtype.itemsize < 4
 
     @property
-    def sums24(self) -> bool:
+    def short_sums(self) -> bool:
         """Whether dW may be summed in 24 bits."""
         return self.dtype is torch.bfloat16 and self.scalar and self.dw and not self.wide_sums
 
@@ -109,7 +111,7 @@ class LossPlan:
         over: what the backward of 'recompute' is cut along, 'vocabulary' or 'tokens'.
         rows: tokens of a chunk of the forward pass.
         chunk: tokens or vocabulary rows of a chunk of the backward of 'recompute'.
-        sum24: whether dW is summed over chunks in 24 bits.
+        sum_bits: of each element of a dW that is summed over chunks.
         seconds: forward and backward on an H200, by the model.
         bytes_extra: peak memory beside inputs and gradients.
     """
@@ -118,7 +120,7 @@ class LossPlan:
     over: str
     rows: int
     chunk: int
-    sum24: bool
+    sum_bits: int
     seconds: float
     bytes_extra: int
 
@@ -126,7 +128,7 @@ class LossPlan:
         how = f"chunks of {self.rows} tokens"
         if self.schedule == "recompute":
             how += f", backward in chunks of {self.chunk} of the {self.over}"
-        how += ", dW summed in 24 bits" if self.sum24 else ""
+        how += f", dW summed in {self.sum_bits} bits" if self.sum_bits < WIDE else ""
         return (
             f"{self.schedule}: {how}; {self.bytes_extra / 2**20:.0f} MiB extra, "
             f"{self.seconds * 1e3:.2f} ms by the model"
@@ -160,7 +162,7 @@ def _chosen(problem: Problem, schedule: str | None, chunk: int | None, limit: in
         return min(found, key=lambda p: (p.bytes_extra, p.seconds))
     fastest = min(fitting, key=lambda p: (p.seconds, p.bytes_extra))
     near = PRECISION_COST * fastest.seconds
-    wide = [p for p in fitting if not p.sum24 and p.seconds <= near]
+    wide = [p for p in fitting if p.sum_bits >= WIDE and p.seconds <= near]
     return min(wide or fitting, key=lambda p: (p.seconds, p.bytes_extra))
 
 
@@ -176,8 +178,8 @@ def candidates(problem: Problem, chunk: int | None = None) -> Iterator[LossPlan]
     for rows in _sizes(problem.m, chunk):
         if problem.scalar and problem.differentiated:
             yield _forward(problem, rows)
-            if problem.sums24 and rows < problem.m:
-                yield _forward(problem, rows, sum24=True)
+            if problem.short_sums and rows < problem.m:
+                yield _forward(problem, rows, 24)
         if chunk is not None:
             yield _recompute(problem, rows, "tokens", rows)
     if chunk is None:
@@ -198,7 +200,7 @@ def _sizes(size: int, chunk: int | None) -> list[int]:
 
 
 # ------------------------------------------------------------------------------------- costs
-def _forward(p: Problem, rows: int, sum24: bool = False) -> LossPlan:
+def _forward(p: Problem, rows: int, bits: int = WIDE) -> LossPlan:
     chunks = _pieces(p.m, rows)
     e = p.dtype.itemsize
     kept = rows * p.v * e
@@ -206,7 +208,7 @@ def _forward(p: Problem, rows: int, sum24: bool = False) -> LossPlan:
         _gemm(rows, p.v, p.d, e, e)
         + (_kernel(2 * rows * p.d * e) if p.shifted else _kernel(2 * kept))
         + (_gemm(rows, p.d, p.v, e, e) if p.dx else 0.0)
-        + (_gemm(p.v, p.d, rows, e, sum_bytes(p, chunks, sum24)) if p.dw else 0.0)
+        + (_gemm(p.v, p.d, rows, e, sum_bytes(p, chunks, bits)) if p.dw else 0.0)
     )
     scaled = (p.m * p.dx + p.v * p.dw) * p.d * e
     seconds += _kernel(2 * scaled)
@@ -219,12 +221,12 @@ def _forward(p: Problem, rows: int, sum24: bool = False) -> LossPlan:
     if p.fold:
         extra += rows * p.d * e
         seconds += chunks * _kernel(2 * rows * p.d * e)
-    if sum24:
-        extra += p.v * p.d
+    if bits < WIDE:
+        extra += (bits - 16) * p.v * p.d // 8
     elif p.dw and p.narrow and chunks > 1:
         extra = _with_sum(extra, p.v * p.d, e)
         seconds += _kernel((4 + e) * p.v * p.d)
-    return LossPlan("forward", "tokens", rows, rows, sum24, seconds, extra)
+    return LossPlan("forward", "tokens", rows, rows, bits, seconds, extra)
 
 
 def _recompute(p: Problem, rows: int, over: str, chunk: int) -> LossPlan:
@@ -260,7 +262,7 @@ def _recompute(p: Problem, rows: int, over: str, chunk: int) -> LossPlan:
                 extra = _with_sum(extra, summed, e)
                 seconds += _kernel((4 + e) * summed)
     extra = max(extra, rows * p.d * e) if p.fold else extra
-    return LossPlan("recompute", over, rows, chunk, False, seconds, extra)
+    return LossPlan("recompute", over, rows, chunk, WIDE, seconds, extra)
 
 
 def _with_sum(extra: int, elements: int, e: int) -> int:
@@ -276,10 +278,10 @@ def _pieces(size: int, part: int) -> int:
     return max(1, -(-size // max(1, part)))
 
 
-def sum_bytes(p: Problem, chunks: int, sum24: bool = False) -> int:
+def sum_bytes(p: Problem, chunks: int, bits: int = WIDE) -> int:
     """Bytes written and read per element of a product that is added to a sum over chunks."""
     e = p.dtype.itemsize
-    return e if chunks == 1 else 2 * (e + 1 if sum24 else max(4, e))
+    return e if chunks == 1 else bits // 4 if bits < WIDE else 2 * max(4, e)
 
 
 def _gemm(m: int, n: int, k: int, read: int, written: int) -> float:

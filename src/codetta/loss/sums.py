@@ -14,8 +14,8 @@ from codetta.loss import shifted
 from codetta.loss.epilogues import unfolded, widened
 from codetta.loss.head import Gradients, Head
 from codetta.loss.options import Need
-from codetta.loss.plan import LossPlan
-from codetta.ops import IDENTITY, run_gemm, run_gemm_accumulate_, run_gemm_sum24_, run_pointwise
+from codetta.loss.plan import WIDE, LossPlan
+from codetta.ops import IDENTITY, run_gemm, run_gemm_accumulate_, run_gemm_short_sum_, run_pointwise
 
 
 class Sums:
@@ -29,7 +29,7 @@ class Sums:
     def __init__(self, head: Head, need: Need, plan: LossPlan, chunks: int) -> None:
         self.head, self.chunks = head, chunks
         self.need_x, self.need_w, self.need_b, self.need_column = need
-        self.tokens, self.sum24 = plan.over == "tokens", plan.sum24
+        self.tokens, self.bits = plan.over == "tokens", plan.sum_bits
         self.parts: Tensor | None = None  # of the gradient that is made of complete parts
         self.total: Tensor | None = None  # of the other one
         self.low: Tensor | None = None  # its last byte, with 24 bits
@@ -96,22 +96,22 @@ class Sums:
 
     def _sum(self, start: int, a: Tensor, b: Tensor, *, wide: bool = False) -> None:
         self.summed += 1
-        if self.sum24:
-            self._sum24(a, b)
+        if self.bits < WIDE:
+            self._short_sum(a, b)
         elif self.total is None:
             narrow = self.chunks == 1 and not wide
             (self.total,) = run_gemm(IDENTITY if narrow else widened, a, b)
         else:
             run_gemm_accumulate_(self.total, a, b)
 
-    def _sum24(self, a: Tensor, b: Tensor) -> None:
+    def _short_sum(self, a: Tensor, b: Tensor) -> None:
         first, last = self.summed == 1, self.summed == self.chunks
         if self.total is None or self.low is None:
             (v, _), d = a.shape, b.shape[1]
             self.total = a.new_empty(v, d)
             whole = a.new_empty(v, -(-d // 16) * 16, dtype=torch.uint8)  # rows that TMA can write
             self.low = whole[:, :d]
-        run_gemm_sum24_(self.total, self.low, a, b, first=first, last=last)
+        run_gemm_short_sum_(self.total, self.low, a, b, first=first, last=last)
 
     def _add_bias(self, start: int, column_sum: Tensor) -> None:
         if self.bias is None:

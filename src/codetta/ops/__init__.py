@@ -23,7 +23,7 @@ from codetta.backends.watched import is_watched
 from codetta.language.program import Program
 from codetta.language.trace import epilogue
 from codetta.language.values import Value
-from codetta.ops.library import GEMM, GEMM_ACCUMULATE_, GEMM_SUM24_, POINTWISE
+from codetta.ops.library import GEMM, GEMM_ACCUMULATE_, GEMM_SHORT_SUM_, POINTWISE
 
 __all__ = [
     "IDENTITY",
@@ -32,7 +32,7 @@ __all__ = [
     "results",
     "run_gemm",
     "run_gemm_accumulate_",
-    "run_gemm_sum24_",
+    "run_gemm_short_sum_",
     "run_pointwise",
 ]
 
@@ -103,12 +103,12 @@ def run_gemm_accumulate_(target: Tensor, a: Tensor, b: Tensor) -> None:
         GEMM_ACCUMULATE_(target, a, b)
 
 
-def run_gemm_sum24_(
+def run_gemm_short_sum_(
     high: Tensor, low: Tensor, a: Tensor, b: Tensor, *, first: bool, last: bool
 ) -> None:
-    """Add a @ b to a sum in 24 bits; the operator ``codetta::gemm_sum24_``, below autograd.
+    """Add a @ b to a sum in 24 bits; the operator ``codetta::gemm_short_sum_``, below autograd.
 
-    See :meth:`codetta.backends.select.Backend.gemm_sum24_`.
+    See :meth:`codetta.backends.select.Backend.gemm_short_sum_`.
     """
     with torch._C._AutoDispatchBelowAutograd():
-        GEMM_SUM24_(high, low, a, b, first, last)
+        GEMM_SHORT_SUM_(high, low, a, b, first, last)

@@ -1,4 +1,4 @@
-"""The library operators: ``codetta::gemm``, ``pointwise``, ``gemm_accumulate_``, ``gemm_sum24_``.
+"""The library operators: ``gemm``, ``pointwise``, ``gemm_accumulate_`` and ``gemm_short_sum_``.
 
 Their arguments are a program's canonical text and plain tensors, so that a compiled graph, a
 dispatch trace and a serialized graph all show what runs. They are defined through a raw
@@ -34,7 +34,8 @@ _LIBRARY.define(
 )
 _LIBRARY.define("gemm_accumulate_(Tensor(a!) target, Tensor a, Tensor b) -> ()", tags=_TAGS)
 _LIBRARY.define(
-    "gemm_sum24_(Tensor(a!) high, Tensor(b!) low, Tensor a, Tensor b, bool first, bool last) -> ()",
+    "gemm_short_sum_(Tensor(a!) high, Tensor(b!) low, Tensor a, Tensor b, "
+    "bool first, bool last) -> ()",
     tags=_TAGS,
 )
 
@@ -72,11 +73,13 @@ def _gemm_accumulate_(target: Tensor, a: Tensor, b: Tensor) -> None:
     return backend_for(a).gemm_accumulate_(target, a, b)
 
 
-def _gemm_sum24_(high: Tensor, low: Tensor, a: Tensor, b: Tensor, first: bool, last: bool) -> None:
+def _gemm_short_sum_(
+    high: Tensor, low: Tensor, a: Tensor, b: Tensor, first: bool, last: bool
+) -> None:
     if torch.is_autocast_enabled(a.device.type):
         with torch.autocast(a.device.type, enabled=False):
-            return _gemm_sum24_(high, low, a, b, first, last)
-    return backend_for(a).gemm_sum24_(high, low, a, b, first, last)
+            return _gemm_short_sum_(high, low, a, b, first, last)
+    return backend_for(a).gemm_short_sum_(high, low, a, b, first, last)
 
 
 def _tile(tile: Sequence[int]) -> tuple[int, int] | None:
@@ -85,7 +88,7 @@ def _tile(tile: Sequence[int]) -> tuple[int, int] | None:
 
 for _name, _kernel in {
     "gemm": _gemm, "pointwise": _pointwise, "gemm_accumulate_": _gemm_accumulate_,
-    "gemm_sum24_": _gemm_sum24_,
+    "gemm_short_sum_": _gemm_short_sum_,
 }.items():  # fmt: skip
     _LIBRARY.impl(_name, _kernel, "CompositeExplicitAutograd")
 
@@ -119,8 +122,8 @@ def _gemm_accumulate_fake(target: Tensor, a: Tensor, b: Tensor) -> None:
     return None
 
 
-@register_fake("gemm_sum24_", _LIBRARY)
-def _gemm_sum24_fake(
+@register_fake("gemm_short_sum_", _LIBRARY)
+def _gemm_short_sum_fake(
     high: Tensor, low: Tensor, a: Tensor, b: Tensor, first: bool, last: bool
 ) -> None:
     return None
@@ -129,7 +132,7 @@ def _gemm_sum24_fake(
 GEMM: Any = torch.ops.codetta.gemm.default
 POINTWISE: Any = torch.ops.codetta.pointwise.default
 GEMM_ACCUMULATE_: Any = torch.ops.codetta.gemm_accumulate_.default
-GEMM_SUM24_: Any = torch.ops.codetta.gemm_sum24_.default
+GEMM_SHORT_SUM_: Any = torch.ops.codetta.gemm_short_sum_.default
 
 
 # ---------------------------------------------------------------------------------- autograd

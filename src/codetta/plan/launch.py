@@ -16,7 +16,7 @@ from torch import Tensor
 
 from codetta.backends.watched import PLAIN, somebody_watches
 from codetta.language.program import Program
-from codetta.ops import run_gemm_accumulate_, run_gemm_sum24_
+from codetta.ops import run_gemm_accumulate_, run_gemm_short_sum_
 from codetta.ops.library import GEMM, POINTWISE
 from codetta.plan.plan import Plan
 from codetta.plan.prepare import PREPARE
@@ -79,10 +79,10 @@ class Operators:
     def gemm_accumulate_(self, target: Tensor, a: Tensor, b: Tensor) -> None:
         run_gemm_accumulate_(target, a, b)
 
-    def gemm_sum24_(
+    def gemm_short_sum_(
         self, high: Tensor, low: Tensor, a: Tensor, b: Tensor, first: bool, last: bool
     ) -> None:
-        run_gemm_sum24_(high, low, a, b, first=first, last=last)
+        run_gemm_short_sum_(high, low, a, b, first=first, last=last)
 
 
 OPERATORS = Operators()

@@ -27,7 +27,7 @@ class Job:
 
     Attributes:
         text: of the program; or 'sum24' and 'first', 'further' or 'last', see
-            :mod:`codetta.backends.cuda.sum24`.
+            :mod:`codetta.backends.cuda.short_sum`.
         layout: which of a and b is transposed in memory: 'nt' forward, 'nn' dgrad, 'tn' wgrad.
         config: arguments of a Configuration; None leaves the choice to the backend.
         vectorize: see :func:`codetta.backends.cuda.lowering.lower`.

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 #: What the mainloop of each architecture multiplies with.
 TENSOR_OPS = r"\b(?:HGMMA|QGMMA|UTCHMMA|UTCQMMA)\b"
 #: How the text of a job begins that is a sum in 24 bits.
-SUM24 = "sum24 "
+SHORT_SUM = "sum24 "
 #: Stages of the last compiled kernel.
 _STAGES: list[int] = []
 
@@ -63,7 +63,7 @@ def _watch_stages(mainloop: Any, position: int) -> None:
 
 def compiled(job: Mapping[str, Any]) -> dict[str, object]:
     """Compile one job; what its object file says."""
-    from codetta.backends.cuda import sum24
+    from codetta.backends.cuda import short_sum
     from codetta.backends.cuda.assembly import describe
     from codetta.backends.cuda.configs import Configuration, ab_stages
     from codetta.backends.precision import fp8_accumulation
@@ -72,9 +72,9 @@ def compiled(job: Mapping[str, Any]) -> dict[str, object]:
     config = Configuration(*job["config"]) if job["config"] else None
     before = objects()
     call: Any
-    if job["text"].startswith(SUM24):
-        high, low, a, b = sum24_arrays(job)
-        call = sum24.call(job["text"].removeprefix(SUM24), high, low, a, b, config)
+    if job["text"].startswith(SHORT_SUM):
+        high, low, a, b = short_sum_arrays(job)
+        call = short_sum.call(job["text"].removeprefix(SHORT_SUM), high, low, a, b, config)
     else:
         program = Program.parse(job["text"])
         with fp8_accumulation(job["fp8"]):
@@ -126,7 +126,7 @@ def arrays(program: Program, job: Mapping[str, Any]) -> tuple[Tensor, Tensor, li
     return a, b, operands
 
 
-def sum24_arrays(job: Mapping[str, Any]) -> list[Tensor]:
+def short_sum_arrays(job: Mapping[str, Any]) -> list[Tensor]:
     """The matrices of a sum in 24 bits, then a and b, without memory."""
     import torch
 

@@ -264,14 +264,14 @@ class CudaBackend:
             if not (fused and accumulate_(target, a, b)):
                 REFERENCE.gemm_accumulate_(target, a, b)
 
-    def gemm_sum24_(
+    def gemm_short_sum_(
         self, high: Tensor, low: Tensor, a: Tensor, b: Tensor, first: bool, last: bool
     ) -> None:
-        from codetta.backends.cuda.sum24 import sum24_
+        from codetta.backends.cuda.short_sum import short_sum_
 
         with _on(a.device):
-            if not (_is_carried(a, b, ()) and sum24_(high, low, a, b, first, last)):
-                REFERENCE.gemm_sum24_(high, low, a, b, first, last)
+            if not (_is_carried(a, b, ()) and short_sum_(high, low, a, b, first, last)):
+                REFERENCE.gemm_short_sum_(high, low, a, b, first, last)
 
     # ---- binding
     def setting(self) -> Key:

@@ -14,7 +14,7 @@ Without ``edges`` the matrix is known to be a multiple of the tile and nothing i
 
 :class:`OneHot` loads an index per row and hands the function 1 at that column, else 0.
 :class:`ThirdByteLoad` and :class:`ThirdByteStore` are the byte below bf16 of fp32 numbers, for sums
-in 24 bits (sum24.py).
+in 24 bits (short_sum.py).
 
 QuACK keys cached kernels by a class's name alone, so the key of each operation holds the hash of
 this file.

@@ -1,9 +1,9 @@
 """Tiles of the kernels that add to a sum in 24 bits, beside other sums and the plain product.
 
-    python benchmarks/tune_sum24.py --out results
+    python benchmarks/tune_short_sum.py --out results
     python benchmarks/tune_sustained.py --out results --write-defaults   # no GPU needed
 
-dW of the loss head (backends/cuda/sum24.py) at sizes that its plans have. These kernels are no
+dW of the loss head (backends/cuda/short_sum.py) at sizes that its plans have. These kernels are no
 programs, so tune_sustained.py does not know them; they are measured like its kernels, each in
 blocks with launches back to back, and recorded in its format. After each size a sum is compared
 with the reference on some of its rows. Needs a GPU.
@@ -21,7 +21,7 @@ import torch
 from measure import environment, write_json
 from torch import Tensor
 
-from codetta.backends.cuda import quack, sum24
+from codetta.backends.cuda import quack, short_sum
 from codetta.backends.cuda.accumulate import accumulate_
 from codetta.backends.cuda.configs import Configuration, ab_stages, family
 from codetta.tuning.timing import SustainedTimer
@@ -52,8 +52,8 @@ def name(kind: str, config: Configuration) -> str:
 def records(size: tuple[int, int, int], ms: Mapping[str, float]) -> dict[str, dict[str, Any]]:
     """As tune_sustained.py keeps them: of each kind its tiles, the fastest first."""
     found = {}
-    for kind in (sum24.FURTHER,):  # the others are programs in their way, and tuned as such
-        lowered = sum24.lowered_sum(kind, "bf16")
+    for kind in (short_sum.FURTHER,):  # the others are programs in their way, and tuned as such
+        lowered = short_sum.lowered_sum(kind, "bf16")
         tiles = sorted((c for c in CONFIGS if name(kind, c) in ms), key=lambda c: ms[name(kind, c)])
         if not tiles:
             continue
@@ -86,9 +86,9 @@ def measured(size: tuple[int, int, int], timer: SustainedTimer) -> dict[str, flo
     b = torch.randn(k, n, **options)
     high, low = torch.empty(m, n, **options), torch.empty(m, n, device="cuda", dtype=torch.uint8)
     work: dict[str, Callable[[], Any]] = {"cublas": partial(torch.mm, a, b)}
-    for kind in (sum24.FIRST, sum24.FURTHER):
+    for kind in (short_sum.FIRST, short_sum.FURTHER):
         for config in CONFIGS:
-            made = sum24.call(kind, high, low, a, b, config)
+            made = short_sum.call(kind, high, low, a, b, config)
             work[name(kind, config)] = partial(quack.launch, made.plan, *made.arrays)
     if m * n * 4 < LARGEST:
         work["fp32 sum"] = partial(accumulate_, torch.zeros(m, n, device="cuda"), a, b)
@@ -102,10 +102,10 @@ def compare(high: Tensor, low: Tensor, a: Tensor, b: Tensor) -> None:
     """Of a first and a further product with the reference."""
     from codetta.backends.calls import REFERENCE
 
-    sum24.sum24_(high, low, a, b, True, False)
+    short_sum.short_sum_(high, low, a, b, True, False)
     parts = high[:ROWS].clone(), low[:ROWS].clone()
-    sum24.sum24_(high, low, a, b, False, False)
-    REFERENCE.gemm_sum24_(*parts, a[:ROWS], b, False, False)
+    short_sum.short_sum_(high, low, a, b, False, False)
+    REFERENCE.gemm_short_sum_(*parts, a[:ROWS], b, False, False)
     found, expected = number(high[:ROWS], low[:ROWS]), number(*parts)
     off = float((found - expected).norm() / expected.norm())
     assert off < 1e-5, off

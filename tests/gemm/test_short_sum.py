@@ -9,7 +9,7 @@ import torch
 from helpers.budget import norm
 from torch import Tensor
 
-from codetta.ops import run_gemm_sum24_
+from codetta.ops import run_gemm_short_sum_
 
 #: (M, N, K) of aligned, ragged and odd products.
 SIZES = [(128, 128, 64), (300, 264, 72), (37, 50, 23), (1, 8, 1)]
@@ -34,7 +34,7 @@ def summed(parts, last=True) -> tuple[Tensor, Tensor]:
     low = torch.full(high.shape, 255, dtype=torch.uint8)
     for i, (a, b) in enumerate(parts):
         end = last and i == len(parts) - 1
-        run_gemm_sum24_(high, low, a, b, first=i == 0, last=end)
+        run_gemm_short_sum_(high, low, a, b, first=i == 0, last=end)
     return high, low
 
 
@@ -82,7 +82,7 @@ def test_sums_of_whole_numbers_are_exact(backend):
     assert torch.equal(number(high, low).double(), exact(parts))
     one = torch.ones(64, 64, dtype=torch.bfloat16)
     for _ in range(5):
-        run_gemm_sum24_(high, low, one, one, first=False, last=False)
+        run_gemm_short_sum_(high, low, one, one, first=False, last=False)
     assert torch.equal(number(high, low).double(), exact(parts) + 5 * 64)
 
 
@@ -103,7 +103,7 @@ def test_a_first_product_reads_nothing_and_a_last_one_writes_no_bytes(backend):
     assert all(torch.equal(x, y) for x, y in zip(once, again, strict=True))
     high, low = once
     kept = low.clone()
-    run_gemm_sum24_(high, low, *parts[0], first=False, last=True)
+    run_gemm_short_sum_(high, low, *parts[0], first=False, last=True)
     assert torch.equal(low, kept)
     for a, b in operands((128, 64, 32), 2):  # what is multiplied is not touched
         assert torch.equal(a, parts[0][0]) or torch.equal(a, parts[1][0])
@@ -116,7 +116,7 @@ def test_in_memory_with_gaps(backend):
     wide, bytes_ = torch.zeros(32, 47, dtype=torch.bfloat16), torch.zeros(32, 45, dtype=torch.uint8)
     high, low = wide[:, 3:43], bytes_[:, 2:42]
     for i, (a, b) in enumerate(parts):
-        run_gemm_sum24_(high, low, a, b, first=i == 0, last=False)
+        run_gemm_short_sum_(high, low, a, b, first=i == 0, last=False)
     expected = summed(parts, last=False)
     assert torch.equal(number(high.contiguous(), low.contiguous()), number(*expected))
     assert wide[:, :3].count_nonzero() == 0 == bytes_[:, 42:].count_nonzero()
@@ -128,6 +128,6 @@ def test_it_is_an_operator_that_says_what_it_writes():
     high, low = summed(operands((16, 16, 8), 1), last=False)
     a, b = operands((16, 16, 8), 1)[0]
     before = high._version, low._version
-    run_gemm_sum24_(high, low, a, b, first=False, last=False)
+    run_gemm_short_sum_(high, low, a, b, first=False, last=False)
     assert (high._version, low._version) == (before[0] + 1, before[1] + 1)
-    fake_check(torch.ops.codetta.gemm_sum24_.default, (high, low, a, b, False, False), {})
+    fake_check(torch.ops.codetta.gemm_short_sum_.default, (high, low, a, b, False, False), {})

@@ -1,14 +1,14 @@
-"""benchmarks/tune_sum24.py: its records are what tune_sustained.py makes defaults of."""
+"""benchmarks/tune_short_sum.py: its records are what tune_sustained.py makes defaults of."""
 
 from __future__ import annotations
 
 import json
 
 import pytest
-import tune_sum24
+import tune_short_sum
 from sample_records import BENCHMARKS
 
-from codetta.backends.cuda import shipped, sum24
+from codetta.backends.cuda import shipped, short_sum
 from codetta.backends.cuda.configs import choose
 
 SIZE = (128256, 4096, 2048)
@@ -16,22 +16,25 @@ FILE = BENCHMARKS / "results/2026-12-03-h200-4/sustained_sum24.json"
 
 
 def times(*further):
-    ms = {tune_sum24.name(sum24.FURTHER, c): t for c, t in zip(tune_sum24.CONFIGS, further)}  # noqa: B905
+    ms = {
+        tune_short_sum.name(short_sum.FURTHER, c): t
+        for c, t in zip(tune_short_sum.CONFIGS, further, strict=False)
+    }
     return {"cublas": 2.0, "fp32 sum": 2.5} | ms
 
 
 def test_the_fastest_tile_is_the_best_and_all_are_kept():
-    (found,) = tune_sum24.records(SIZE, times(2.2, 2.4, 1.9)).values()
-    assert found["best"]["config"] == tune_sum24.CONFIGS[2].data()
+    (found,) = tune_short_sum.records(SIZE, times(2.2, 2.4, 1.9)).values()
+    assert found["best"]["config"] == tune_short_sum.CONFIGS[2].data()
     assert found["best"]["median_ms"] == 1.9 and found["ratio_to_plain"] == 0.95
     assert [c["median_ms"] for c in found["candidates"]] == [1.9, 2.2, 2.4]
     assert found["best"]["spills"] == 30 and found["candidates"][1]["spills"] == 0
     assert found["beside"] == {"cublas": 2.0, "fp32 sum": 2.5}
-    assert tune_sum24.records(SIZE, {"cublas": 2.0}) == {}
+    assert tune_short_sum.records(SIZE, {"cublas": 2.0}) == {}
 
 
 def test_a_record_becomes_a_default_of_its_family():
-    (record,) = tune_sum24.records(SIZE, times(2.2, 2.4, 1.9)).values()
+    (record,) = tune_short_sum.records(SIZE, times(2.2, 2.4, 1.9)).values()
     text = shipped.merged(shipped.FILE.read_text(), [({"date": "2000-01-01"}, record)])
     (entry,) = (e for e in json.loads(text)["entries"] if e["date"] == "2000-01-01")
     assert entry["family"] == "element load2 store2" and entry["ms"] == 1.9
@@ -40,7 +43,7 @@ def test_a_record_becomes_a_default_of_its_family():
 @pytest.mark.parametrize("name", json.loads(FILE.read_text())["kernels"])
 def test_what_was_measured_is_what_is_chosen(name):
     record = json.loads(FILE.read_text())["kernels"][name]
-    lowered = sum24.lowered_sum(sum24.FURTHER, "bf16")
+    lowered = short_sum.lowered_sum(short_sum.FURTHER, "bf16")
     chosen = choose(lowered, record["m"], record["n"], record["k"], "tn")
     assert chosen is not None and chosen.data() == record["best"]["config"]
 
@@ -51,4 +54,4 @@ def test_numbers_are_put_together_from_their_halves():
     x = torch.tensor([1.0 + 2.0**-15, -3.0, 0.0])
     bits = x.view(torch.int32)
     high, low = (bits >> 16).short().view(torch.bfloat16), (bits >> 8 & 255).to(torch.uint8)
-    assert torch.equal(tune_sum24.number(high, low), x.double())
+    assert torch.equal(tune_short_sum.number(high, low), x.double())

@@ -121,13 +121,13 @@ def call(
         assert config is not None
     c = high if read else None
     arguments = ({"p1": low} if read else {}) | ({} if kind == LAST else {"o0": low})
-    options = fp8_options(a) | {"program": "gemm_sum24_"}
+    options = fp8_options(a) | {"program": "gemm_short_sum_"}
     plan = plans.kernel(lowered.source, config, a, b, high, c, arguments, **options)
     return Call(lowered, config, plan, (a, b, high, c, arguments))
 
 
-def sum24_(high: Tensor, low: Tensor, a: Tensor, b: Tensor, first: bool, last: bool) -> bool:
-    """See :meth:`codetta.backends.select.Backend.gemm_sum24_`; False, with nothing done, where
+def short_sum_(high: Tensor, low: Tensor, a: Tensor, b: Tensor, first: bool, last: bool) -> bool:
+    """See :meth:`codetta.backends.select.Backend.gemm_short_sum_`; False, with nothing done, where
     these kernels cannot run."""
     if not all(arrays.is_matrix(x, either=False) for x in (high, low)):
         return False
