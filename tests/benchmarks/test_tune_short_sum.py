@@ -11,7 +11,7 @@ from sample_records import BENCHMARKS
 from codetta.backends.cuda import shipped, short_sum
 from codetta.backends.cuda.configs import choose
 
-SIZE = (128256, 4096, 2048)
+SIZE = (128256, 4096, 2048, 24)
 FILE = BENCHMARKS / "results/2026-12-03-h200-4/sustained_sum24.json"
 
 
@@ -43,15 +43,11 @@ def test_a_record_becomes_a_default_of_its_family():
 @pytest.mark.parametrize("name", json.loads(FILE.read_text())["kernels"])
 def test_what_was_measured_is_what_is_chosen(name):
     record = json.loads(FILE.read_text())["kernels"][name]
-    lowered = short_sum.lowered_sum(short_sum.FURTHER, "bf16")
+    lowered = short_sum.lowered_sum(short_sum.FURTHER, "bf16", 24)
     chosen = choose(lowered, record["m"], record["n"], record["k"], "tn")
     assert chosen is not None and chosen.data() == record["best"]["config"]
 
 
-def test_numbers_are_put_together_from_their_halves():
-    import torch
-
-    x = torch.tensor([1.0 + 2.0**-15, -3.0, 0.0])
-    bits = x.view(torch.int32)
-    high, low = (bits >> 16).short().view(torch.bfloat16), (bits >> 8 & 255).to(torch.uint8)
-    assert torch.equal(tune_short_sum.number(high, low), x.double())
+def test_sums_in_20_bits_spill_nothing_and_are_another_program():
+    (found,) = tune_short_sum.records((*SIZE[:3], 20), times(2.2, 2.4, 1.9)).values()
+    assert found["program"] == "sum20 further" and found["best"]["spills"] == 0

@@ -85,7 +85,7 @@ def under_autocast() -> dict[str, Job]:
 
 def loss_head() -> dict[str, Job]:
     """Statistics of a chunk of logits, shifted exponentials, the derivative computed again; dx from
-    shifted exponentials, products added to sums of dW, in 24 bits and in bf16."""
+    shifted exponentials, products added to sums of dW, in 24 bits, in 20 and in bf16."""
     plain, rich = Logits(), Logits(bias=True, scale=0.5, cap=30.0)
     scaled = Logits(rows=True)
     chunk, vocabulary, hidden = 4096, 128256, 2048
@@ -105,7 +105,8 @@ def loss_head() -> dict[str, Job]:
     found = {n: Job(p.text, chunk, vocabulary, hidden, "nt") for n, p in over_logits.items()}
     rows = epilogues.scaled_rows.text
     found["scaled rows"] = Job(rows, chunk, hidden, vocabulary, "nn")
-    sums = {f"sum24 {kind}": f"sum24 {kind}" for kind in ("first", "further", "last")}
+    kinds = (f"sum{bits} {kind}" for bits in (24, 20) for kind in ("first", "further", "last"))
+    sums = {name: name for name in kinds}
     sums["bf16 sum"] = bf16_sum.text
     return found | {n: Job(text, vocabulary, hidden, chunk, "tn") for n, text in sums.items()}
 

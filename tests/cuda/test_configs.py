@@ -178,7 +178,9 @@ def test_the_shipped_file_is_what_the_program_expects():
     known |= {"element load3 store1 sum_m1"}
     of_loss = (shifted(Logits()), derivative(Logits(), flat=False, bias_gradient=False))
     known |= {family(lower(p, "bf16")) for p in of_loss}
-    known |= {family(lowered_sum(kind, "bf16")) for kind in (FIRST, FURTHER)}
+    known |= {
+        family(lowered_sum(kind, "bf16", bits)) for kind in (FIRST, FURTHER) for bits in (24, 20)
+    }
     known |= {f"fp8 {name}" for name in known}
     for entry in data["entries"]:
         assert Configuration.of(entry["config"], "") is not None

@@ -22,6 +22,7 @@ from codetta.backends.cuda import accumulate, assembly, lowering, short_sum
 from codetta.backends.cuda.arrays import is_matrix
 from codetta.backends.cuda.forms import PACKED, PAIR, Lowered
 from codetta.backends.cuda.launch import CudaBackend
+from codetta.backends.short_sums import lower_bits, put_lower_bits, rounded_to_20_bits
 from codetta.language.meaning import stored
 
 _LOWERED: dict[str, Lowered] = {}
@@ -39,13 +40,9 @@ def _bits(x):
     return x.contiguous().view(torch.int32)
 
 
-def _third_bytes_read(x):
-    """What ThirdByteLoad hands over of a matrix of bytes."""
-    return (x.int() << 8).view(torch.float32)
-
-
 SCOPE = {
     "joined": lambda high, third: (_bits(high) | _bits(third)).view(torch.float32),
+    "rounded_to_20_bits": rounded_to_20_bits,
     "upper_half": lambda x: (_bits(x) & -65536).view(torch.float32),
     "both_lanes": lambda lane, *arguments: lane(*arguments),
     "F32": _f32,
@@ -126,6 +123,7 @@ class _Kernel:
         self.m, self.n = acc.shape
         self.padded = tuple(-(-x // t) * t for x, t in zip(acc.shape, tile, strict=True))
         self.acc = self.pad(acc)
+        self.bits = 20 if lowered.source.startswith('"""A sum in 20') else 24
         self.given = {x.name: self.load(x, c) for x in lowered.loads}
 
     # ---- loads
@@ -148,8 +146,9 @@ class _Kernel:
             assert x.shape == (self.m,)
             return torch.cat((x.float(), x.new_zeros(self.padded[0] - self.m).float()))[:, None]
         if load.port in ("c", "tile"):
-            x = self.pad(x)
-            x = _third_bytes_read(x) if x.dtype is torch.uint8 else x.float()
+            if x.dtype is torch.uint8:  # ThirdByteLoad or NibbleLoad
+                x = lower_bits(x, self.n, self.bits).view(torch.float32)
+            x = self.pad(x).float()
             return lanes(x, pair or (load.port == "c" and self.lowered.mode == PACKED))
         if load.port == "rotary":
             assert x.shape[0] == self.m
@@ -174,15 +173,16 @@ class _Kernel:
             d.copy_(stored(d + value if options.get("add_to_output") else value, d.dtype))
         for name, _ in self.lowered.aux:
             out = self.arguments[name]
+            if out.dtype is torch.uint8:  # ThirdByteStore or NibbleStore
+                word = _bits(self.full(result[name], False, self.padded[1])[:m, :n])
+                put_lower_bits(word, out, self.bits)
+                continue
             width = n // 2 if pair else n
             assert out.shape == (m, -(-width // 8) * 8 if pair else width)
             out = out[:, :width]
             value = self.full(result[name], False, out.shape[1] * self.padded[1] // n)
             value = value[:m, : out.shape[1]]
-            if out.dtype is torch.uint8:  # ThirdByteStore
-                out.copy_(_bits(value) >> 8 & 255)
-            else:
-                out.copy_(stored(value, out.dtype))
+            out.copy_(stored(value, out.dtype))
         for sink in self.lowered.sinks:
             self.sink(sink, result[sink.name])
 

@@ -107,9 +107,9 @@ def test_that_many_bf16_additions_would_show():
     assert norm(total.double() - exact) > 2 * once
 
 
-# --------------------------------------------------------------------------- sums in 24 bits
+# --------------------------------------------------------------------- sums in 24 and 20 bits
 BF16 = torch.bfloat16
-#: Five chunks. No fp32 sum fits.
+#: Five chunks, which are summed in 20 bits; more than nine are in 24. No fp32 sum fits.
 SHORT = {"schedule": "forward", "chunk": 128, "memory_limit": 1}
 WIDE = SHORT | {"accum_dtype": torch.float32}
 
@@ -124,7 +124,7 @@ def gradients(function, dtype=BF16, spread=0.125, upstream=1.0, **options):
 
 
 def errors_of_dw(chunk):
-    """Relative, of a sum in 24 bits and of an fp32 one."""
+    """Relative, of a short sum and of an fp32 one."""
     exact = gradients(reference, torch.float64)[1]
     found = [
         gradients(codetta.linear_cross_entropy, **o | {"chunk": chunk})[1] for o in (SHORT, WIDE)
@@ -134,7 +134,7 @@ def errors_of_dw(chunk):
 
 
 @pytest.mark.parametrize("chunk", [320, 128, 43, 8])
-def test_a_sum_of_dw_in_24_bits_is_as_exact_as_one_in_fp32(backend, chunk):
+def test_a_short_sum_of_dw_is_as_exact_as_one_in_fp32(backend, chunk):
     """By the count of roundings (codetta.loss.plan), of 2, 5, 15 and 80 chunks."""
     exact = gradients(reference, torch.float64)
     eager = gradients(reference)
@@ -145,29 +145,32 @@ def test_a_sum_of_dw_in_24_bits_is_as_exact_as_one_in_fp32(backend, chunk):
     assert error < 1.02 * least
 
 
-def _bf16_alone(high, low, a, b, *, first, last):
+def _bf16_alone(high, low, a, b, bits, *, first, last):
     high.copy_(a.float() @ b.float() + (0.0 if first else high.float()))
 
 
-def _forgetful(high, low, a, b, *, first, last):
-    run_gemm_short_sum_(high, low if first else torch.zeros_like(low), a, b, first=first, last=last)
+def _forgetful(high, low, a, b, bits, *, first, last):
+    run_gemm_short_sum_(
+        high, low if first else torch.zeros_like(low), a, b, bits, first=first, last=last
+    )
 
 
-def _never_rounded(high, low, a, b, *, first, last):
-    run_gemm_short_sum_(high, low, a, b, first=first, last=False)
+def _never_rounded(high, low, a, b, bits, *, first, last):
+    run_gemm_short_sum_(high, low, a, b, bits, first=first, last=False)
 
 
-def _last_chunk_only(high, low, a, b, *, first, last):
-    run_gemm_short_sum_(high, low, a, b, first=True, last=last)
+def _last_chunk_only(high, low, a, b, bits, *, first, last):
+    run_gemm_short_sum_(high, low, a, b, bits, first=True, last=last)
 
 
+@pytest.mark.parametrize("chunk", [43, 128], ids=["24 bits", "20 bits"])
 @pytest.mark.parametrize("broken", [_bf16_alone, _forgetful, _never_rounded, _last_chunk_only])
-def test_the_bound_of_sums_in_24_bits_finds(broken, monkeypatch):
-    """Sums without the last byte, a byte that is lost, a gradient cut off instead of rounded."""
-    error, least = errors_of_dw(43)
+def test_the_bound_of_short_sums_finds(broken, chunk, monkeypatch):
+    """Sums of 16 bits, lower bits that are lost, a gradient cut off instead of rounded."""
+    error, least = errors_of_dw(chunk)
     assert error < 1.02 * least
     monkeypatch.setattr("codetta.loss.sums.run_gemm_short_sum_", broken)
-    error, least = errors_of_dw(43)
+    error, least = errors_of_dw(chunk)
     assert error > 1.05 * least
 
 

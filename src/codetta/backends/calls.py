@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from codetta.backends import short_sums
 from codetta.backends.layout import compute_dtype, results
 from codetta.backends.reference import Partial, execute, matmul
 from codetta.errors import PositionOutOfRange
@@ -72,18 +73,22 @@ class ReferenceBackend:
             target.copy_(torch.addmm(target.to(compute), a, b))  # rounded once
 
     def gemm_short_sum_(
-        self, high: Tensor, low: Tensor, a: Tensor, b: Tensor, first: bool, last: bool
+        self,
+        high: Tensor,
+        low: Tensor,
+        a: Tensor,
+        b: Tensor,
+        bits: int,
+        first: bool,
+        last: bool,
     ) -> None:
         total = a.float() @ b.float()
         if not first:
-            bits = high.view(torch.int16).int() << 16 | low.int() << 8
-            total += bits.view(torch.float32)
+            total += short_sums.joined(high, low, bits)
         if last:
             high.copy_(total)
-            return
-        bits = total.view(torch.int32)
-        high.view(torch.int16).copy_(bits >> 16)
-        low.copy_(bits >> 8 & 255)
+        else:
+            short_sums.split_(total, high, low, bits)
 
 
 REFERENCE = ReferenceBackend()

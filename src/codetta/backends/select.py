@@ -80,10 +80,17 @@ class Backend(Protocol):
         """target += a @ b, the product and the sum in target's dtype or fp32, the wider one."""
 
     def gemm_short_sum_(
-        self, high: Tensor, low: Tensor, a: Tensor, b: Tensor, first: bool, last: bool
+        self,
+        high: Tensor,
+        low: Tensor,
+        a: Tensor,
+        b: Tensor,
+        bits: int,
+        first: bool,
+        last: bool,
     ) -> None:
-        """Add a @ b to a sum kept in 24 bits, of which ``high`` (M, N) in bf16 holds the upper 16
-        and ``low`` (M, N) in uint8 the others: fp32 without its last byte, cut off.
+        """Add a @ b to a sum kept in 24 or 20 bits: in the memory of a matrix of bf16 and in
+        ``low``, see :mod:`codetta.backends.short_sums`.
 
         Args:
             first: there is no sum yet, nothing is read.

@@ -57,13 +57,14 @@ def forward(head: Head, scale: Tensor, plan: LossPlan, need: Need) -> Forward:
     if plan.schedule == "forward" and any(need):
         sums = Sums(head, need, plan, -(-m // plan.rows))
     shifting = sums is not None and shifted.head_applies(head, need)
+    base = shifted.shifts(head) if shifting else None
 
     def chunk(start: int) -> None:  # its tensors must be gone when the next one begins
         rows = slice(start, start + plan.rows)
         part = head.rows(rows.start, rows.stop).folded()
         if shifting:
-            assert sums is not None
-            found, e, factor = shifted.chunk(part, scale[rows])
+            assert sums is not None and base is not None
+            found, e, factor = shifted.chunk(part, base[rows], scale[rows])
             for name, values in whole.items():
                 values[rows] = found[name]
             sums.add_shifted(part, start, e, factor)

@@ -11,19 +11,24 @@
 A sum over chunks needs more digits than a 16-bit result and is rounded once. It is kept in fp32,
 4 V D bytes for dW or 4 M D for dx before the result is made of it.
 
-Where 4 V D bytes are too many, dW of 'forward' in bf16 is summed in 24 bits: fp32 without its last
-byte, of which the gradient's own memory holds the upper half and V D bytes beside it the rest. The
-last chunk's product rounds the sum into the gradient. What cutting off the last byte adds to the
-error, in roundings to bf16, of relative variance one unit each (an error of 1.66e-3):
+Where 4 V D bytes are too many, dW of 'forward' in bf16 is summed in 24 or 20 bits, of which the
+gradient's own memory holds the upper half of an fp32 number and V D or V D / 2 bytes beside it the
+rest (:mod:`codetta.backends.short_sums`). The last chunk's product rounds the sum into the
+gradient. What is lost before, in roundings to bf16, of relative variance one unit each (an error of
+1.66e-3):
 
     a gradient     the shifted form has three roundings: E, the weighted rows of x and the stored
                    dW; 3 units, 2.88e-3
-    one cut        a sum loses 1.1e-5 of itself on average and 3.1e-5 at most, always towards 0
-    c chunks       1.1e-5 (c - 1)/2, since the sum of k of them is about k/c of all: 16 chunks
-                   8e-5, 128 chunks 7e-4, which is to be added to 2.88e-3 in squares
+    24 bits        cut off: a sum loses 1.1e-5 of itself on average and 3.1e-5 at most, always
+                   towards 0; over c chunks 1.1e-5 (c - 1)/2, since the sum of k of them is about
+                   k/c of all: 16 chunks 8e-5, 128 chunks 7e-4
+    20 bits        rounded to nearest: 1.0e-4 of a sum and 2.4e-4 at most, either way; over c chunks
+                   1.0e-4 √(c/3): 8 chunks 1.7e-4. At most, c - 1 roundings lose 2.4e-4 (c - 1),
+                   which for up to 9 chunks is less than the last rounding to bf16 may, 2^-9
 
-So up to a hundred chunks cost no accuracy that can be measured, and an addition moves 6 bytes per
-element, not 8. fp32 sums are taken where they fit and cost little more time.
+These are to be added to 2.88e-3 in squares. So no accuracy is lost that can be measured, and an
+addition moves 6 or 5 bytes per element, not 8. Sums of more bits are taken where they fit and cost
+little more time.
 
 The cheapest schedule whose extra memory stays within a limit is chosen; extra is what is alive at
 the peak beside inputs and gradients. Time is counted GEMM by GEMM, the larger of its operations and
@@ -38,18 +43,25 @@ from functools import lru_cache
 
 import torch
 
+from codetta.backends.short_sums import low_columns
+
 #: Extra memory that an automatic choice may take, in bytes.
 MEMORY_LIMIT = 1 << 30
 #: Dense 16-bit tensor-core rate and memory bandwidth that an H200 sustains, and a kernel's launch.
 FLOPS_PER_SECOND, BYTES_PER_SECOND, LAUNCH_SECONDS = 7.0e14, 4.0e12, 5e-6
+#: What an epilogue that adds to a sum takes per element, whatever its bits are: a product over 1024
+#: tokens was 1.22 or 1.23 times the plain one on an H200, over 2048 0.97 to 1.07.
+SUM_SECONDS = 3.5e-12
 #: A kernel hides all but this share of the smaller of its two times.
 UNHIDDEN = 0.1
 #: Sizes of chunks that are tried: multiples of a tile, four from one power of two to the next.
 CHUNKS = (128, 256, 384, 512, *(128 * k << i for i in range(9) for k in (5, 6, 7, 8)))
-#: A plan with fp32 sums is preferred up to this multiple of the time of the fastest.
+#: A plan with sums of more bits is preferred up to this multiple of the time of the fastest.
 PRECISION_COST = 1.03
 #: Bits of a sum that is fp32, or fp64.
 WIDE = 32
+#: Chunks whose sum may be kept in 20 bits.
+CHUNKS_OF_20_BITS = 9
 #: Multiprocessors of an H200.
 PROCESSORS = 132
 #: Tiles that products are computed in, and about how fast their kernels are beside the fastest.
@@ -98,7 +110,7 @@ class Problem:
 
     @property
     def short_sums(self) -> bool:
-        """Whether dW may be summed in 24 bits."""
+        """Whether dW may be summed in fewer bits than fp32 has."""
         return self.dtype is torch.bfloat16 and self.scalar and self.dw and not self.wide_sums
 
 
@@ -142,8 +154,8 @@ def choose(
     chunk: int | None = None,
     limit: int = MEMORY_LIMIT,
 ) -> LossPlan:
-    """The fastest schedule within the limit, with fp32 sums if they cost little; the smallest if
-    none is within it.
+    """The fastest schedule within the limit, with sums of more bits if they cost little; the
+    smallest if none is within it.
 
     Args:
         schedule: 'forward' or 'recompute' to have that one. Nothing to differentiate, or more
@@ -162,8 +174,8 @@ def _chosen(problem: Problem, schedule: str | None, chunk: int | None, limit: in
         return min(found, key=lambda p: (p.bytes_extra, p.seconds))
     fastest = min(fitting, key=lambda p: (p.seconds, p.bytes_extra))
     near = PRECISION_COST * fastest.seconds
-    wide = [p for p in fitting if p.sum_bits >= WIDE and p.seconds <= near]
-    return min(wide or fitting, key=lambda p: (p.seconds, p.bytes_extra))
+    bits = max(p.sum_bits for p in fitting if p.seconds <= near)
+    return min((p for p in fitting if p.sum_bits == bits), key=lambda p: (p.seconds, p.bytes_extra))
 
 
 def _allowed(plan: LossPlan, problem: Problem, schedule: str | None) -> bool:
@@ -180,6 +192,8 @@ def candidates(problem: Problem, chunk: int | None = None) -> Iterator[LossPlan]
             yield _forward(problem, rows)
             if problem.short_sums and rows < problem.m:
                 yield _forward(problem, rows, 24)
+                if _pieces(problem.m, rows) <= CHUNKS_OF_20_BITS:
+                    yield _forward(problem, rows, 20)
         if chunk is not None:
             yield _recompute(problem, rows, "tokens", rows)
     if chunk is None:
@@ -222,7 +236,7 @@ def _forward(p: Problem, rows: int, bits: int = WIDE) -> LossPlan:
         extra += rows * p.d * e
         seconds += chunks * _kernel(2 * rows * p.d * e)
     if bits < WIDE:
-        extra += (bits - 16) * p.v * p.d // 8
+        extra += p.v * low_columns(p.d, bits)
     elif p.dw and p.narrow and chunks > 1:
         extra = _with_sum(extra, p.v * p.d, e)
         seconds += _kernel((4 + e) * p.v * p.d)
@@ -287,6 +301,8 @@ def sum_bytes(p: Problem, chunks: int, bits: int = WIDE) -> int:
 def _gemm(m: int, n: int, k: int, read: int, written: int) -> float:
     operations = 2 * m * n * k / FLOPS_PER_SECOND / _busy(m, n)
     moved = ((m + n) * k * read + m * n * written) / BYTES_PER_SECOND
+    if written > read:  # a sum: loaded, added to and stored
+        moved = max(moved, m * n * SUM_SECONDS)
     return max(operations, moved) + UNHIDDEN * min(operations, moved) + LAUNCH_SECONDS
 
 

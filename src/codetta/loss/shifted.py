@@ -49,13 +49,13 @@ def head_applies(head: Head, need: Need) -> bool:
     return applies(head.options, need, head.x.dtype, whole, fold)
 
 
-def chunk(part: Head, scale: Tensor) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+def chunk(part: Head, base: Tensor, scale: Tensor) -> tuple[dict[str, Tensor], Tensor, Tensor]:
     """Statistics of a chunk of tokens, E' (rows, V) and the factor of its rows (rows,).
 
-    ``scale`` is the factor of each token's loss. E' is in the dtype of x, the rest in fp32 or fp64.
+    ``base`` is what :func:`shifts` gives of them, ``scale`` the factor of each token's loss. E' is
+    in the dtype of x, the rest in fp32 or fp64.
     """
     logits = part.options.logits
-    base = _base(part)
     operands = [*part.vectors, part.target[:, None], base[:, None]]
     e, total, logit = run_gemm(shifted(logits), part.x, part.weight.t(), operands)
     base, total = _repaired(part, e, base, total)
@@ -83,8 +83,12 @@ def _fused(part: Head) -> bool:
 
 
 # ---------------------------------------------------------------------------------- the shift
-def _base(part: Head) -> Tensor:
-    """At most the rows' largest logits, up to rounding; finite unless a logit is +inf or NaN."""
+def shifts(part: Head) -> Tensor:
+    """At most the rows' largest logits, up to rounding; finite unless a logit is +inf or NaN.
+
+    Of all tokens at once: the product with the sampled columns is narrow, and few rows of it would
+    leave most of the processors without work.
+    """
     step = max(1, len(part.weight) // SAMPLED)
     sampled = part.x @ part.weight[: step * SAMPLED : step].t()
     if _fused(part):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from codetta.backends.short_sums import low_columns
 from codetta.loss import shifted
 from codetta.loss.epilogues import unfolded, widened
 from codetta.loss.head import Gradients, Head
@@ -23,7 +24,8 @@ class Sums:
 
     Of chunks of tokens, a chunk of dx is complete at once and dW is a sum over all; of chunks of
     the vocabulary it is the other way round. Sums are kept with more digits than the result has:
-    in fp32 or, if the plan says so, in 24 bits, in the gradient's memory and a byte per element.
+    in fp32 or, if the plan says so, in 24 or 20 bits, in the gradient's memory and a byte or half
+    a byte per element.
     """
 
     def __init__(self, head: Head, need: Need, plan: LossPlan, chunks: int) -> None:
@@ -32,7 +34,7 @@ class Sums:
         self.tokens, self.bits = plan.over == "tokens", plan.sum_bits
         self.parts: Tensor | None = None  # of the gradient that is made of complete parts
         self.total: Tensor | None = None  # of the other one
-        self.low: Tensor | None = None  # its last byte, with 24 bits
+        self.low: Tensor | None = None  # its last bits, with 24 or 20
         self.summed = 0  # chunks that are in it
         self.bias: Tensor | None = None
         self.column: Tensor | None = None
@@ -109,9 +111,10 @@ class Sums:
         if self.total is None or self.low is None:
             (v, _), d = a.shape, b.shape[1]
             self.total = a.new_empty(v, d)
-            whole = a.new_empty(v, -(-d // 16) * 16, dtype=torch.uint8)  # rows that TMA can write
-            self.low = whole[:, :d]
-        run_gemm_short_sum_(self.total, self.low, a, b, first=first, last=last)
+            columns = low_columns(d, self.bits)
+            pitch = -(-columns // 16) * 16  # rows that TMA can write
+            self.low = a.new_empty(v, pitch, dtype=torch.uint8)[:, :columns]
+        run_gemm_short_sum_(self.total, self.low, a, b, self.bits, first=first, last=last)
 
     def _add_bias(self, start: int, column_sum: Tensor) -> None:
         if self.bias is None:

@@ -104,11 +104,11 @@ def run_gemm_accumulate_(target: Tensor, a: Tensor, b: Tensor) -> None:
 
 
 def run_gemm_short_sum_(
-    high: Tensor, low: Tensor, a: Tensor, b: Tensor, *, first: bool, last: bool
+    high: Tensor, low: Tensor, a: Tensor, b: Tensor, bits: int, *, first: bool, last: bool
 ) -> None:
-    """Add a @ b to a sum in 24 bits; the operator ``codetta::gemm_short_sum_``, below autograd.
+    """Add a @ b to a sum in 24 or 20 bits: ``codetta::gemm_short_sum_``, below autograd.
 
     See :meth:`codetta.backends.select.Backend.gemm_short_sum_`.
     """
     with torch._C._AutoDispatchBelowAutograd():
-        GEMM_SHORT_SUM_(high, low, a, b, first, last)
+        GEMM_SHORT_SUM_(high, low, a, b, bits, first, last)

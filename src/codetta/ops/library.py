@@ -35,7 +35,7 @@ _LIBRARY.define(
 _LIBRARY.define("gemm_accumulate_(Tensor(a!) target, Tensor a, Tensor b) -> ()", tags=_TAGS)
 _LIBRARY.define(
     "gemm_short_sum_(Tensor(a!) high, Tensor(b!) low, Tensor a, Tensor b, "
-    "bool first, bool last) -> ()",
+    "int bits, bool first, bool last) -> ()",
     tags=_TAGS,
 )
 
@@ -74,12 +74,12 @@ def _gemm_accumulate_(target: Tensor, a: Tensor, b: Tensor) -> None:
 
 
 def _gemm_short_sum_(
-    high: Tensor, low: Tensor, a: Tensor, b: Tensor, first: bool, last: bool
+    high: Tensor, low: Tensor, a: Tensor, b: Tensor, bits: int, first: bool, last: bool
 ) -> None:
     if torch.is_autocast_enabled(a.device.type):
         with torch.autocast(a.device.type, enabled=False):
-            return _gemm_short_sum_(high, low, a, b, first, last)
-    return backend_for(a).gemm_short_sum_(high, low, a, b, first, last)
+            return _gemm_short_sum_(high, low, a, b, bits, first, last)
+    return backend_for(a).gemm_short_sum_(high, low, a, b, bits, first, last)
 
 
 def _tile(tile: Sequence[int]) -> tuple[int, int] | None:
@@ -124,7 +124,7 @@ def _gemm_accumulate_fake(target: Tensor, a: Tensor, b: Tensor) -> None:
 
 @register_fake("gemm_short_sum_", _LIBRARY)
 def _gemm_short_sum_fake(
-    high: Tensor, low: Tensor, a: Tensor, b: Tensor, first: bool, last: bool
+    high: Tensor, low: Tensor, a: Tensor, b: Tensor, bits: int, first: bool, last: bool
 ) -> None:
     return None
 

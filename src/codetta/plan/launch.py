@@ -80,9 +80,16 @@ class Operators:
         run_gemm_accumulate_(target, a, b)
 
     def gemm_short_sum_(
-        self, high: Tensor, low: Tensor, a: Tensor, b: Tensor, first: bool, last: bool
+        self,
+        high: Tensor,
+        low: Tensor,
+        a: Tensor,
+        b: Tensor,
+        bits: int,
+        first: bool,
+        last: bool,
     ) -> None:
-        run_gemm_short_sum_(high, low, a, b, first=first, last=last)
+        run_gemm_short_sum_(high, low, a, b, bits, first=first, last=last)
 
 
 OPERATORS = Operators()

@@ -26,7 +26,7 @@ class Job:
     """One kernel to compile.
 
     Attributes:
-        text: of the program; or 'sum24' and 'first', 'further' or 'last', see
+        text: of the program; or 'sum24' or 'sum20' and 'first', 'further' or 'last', see
             :mod:`codetta.backends.cuda.short_sum`.
         layout: which of a and b is transposed in memory: 'nt' forward, 'nn' dgrad, 'tn' wgrad.
         config: arguments of a Configuration; None leaves the choice to the backend.

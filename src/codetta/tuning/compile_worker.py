@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 #: What the mainloop of each architecture multiplies with.
 TENSOR_OPS = r"\b(?:HGMMA|QGMMA|UTCHMMA|UTCQMMA)\b"
 #: How the text of a job begins that is a sum in 24 bits.
-SHORT_SUM = "sum24 "
+#: "sum24 first" and the like: bits and kind of a sum.
+SHORT_SUM = re.compile(r"sum(\d+) (\w+)")
 #: Stages of the last compiled kernel.
 _STAGES: list[int] = []
 
@@ -72,9 +73,10 @@ def compiled(job: Mapping[str, Any]) -> dict[str, object]:
     config = Configuration(*job["config"]) if job["config"] else None
     before = objects()
     call: Any
-    if job["text"].startswith(SHORT_SUM):
-        high, low, a, b = short_sum_arrays(job)
-        call = short_sum.call(job["text"].removeprefix(SHORT_SUM), high, low, a, b, config)
+    if (found := SHORT_SUM.fullmatch(job["text"])) is not None:
+        bits = int(found[1])
+        high, low, a, b = short_sum_arrays(job, bits)
+        call = short_sum.call(found[2], high, low, a, b, bits, config)
     else:
         program = Program.parse(job["text"])
         with fp8_accumulation(job["fp8"]):
@@ -126,14 +128,17 @@ def arrays(program: Program, job: Mapping[str, Any]) -> tuple[Tensor, Tensor, li
     return a, b, operands
 
 
-def short_sum_arrays(job: Mapping[str, Any]) -> list[Tensor]:
-    """The matrices of a sum in 24 bits, then a and b, without memory."""
+def short_sum_arrays(job: Mapping[str, Any], bits: int) -> tuple[Tensor, ...]:
+    """The matrices of a sum in 24 or 20 bits, then a and b, without memory."""
     import torch
 
+    from codetta.backends.short_sums import low_columns
+
     m, n, k, dtype = job["m"], job["n"], job["k"], getattr(torch, job["dtype"])
-    shapes = ((m, n), torch.bfloat16), ((m, n), torch.uint8), ((k, m), dtype), ((k, n), dtype)
+    lower = m, low_columns(n, bits)
+    shapes = ((m, n), torch.bfloat16), (lower, torch.uint8), ((k, m), dtype), ((k, n), dtype)
     high, low, a, b = (torch.empty(shape, dtype=d, device="meta") for shape, d in shapes)
-    return [high, low, a.t(), b]
+    return high, low, a.t(), b
 
 
 def objects() -> set[Path]:

@@ -265,13 +265,20 @@ class CudaBackend:
                 REFERENCE.gemm_accumulate_(target, a, b)
 
     def gemm_short_sum_(
-        self, high: Tensor, low: Tensor, a: Tensor, b: Tensor, first: bool, last: bool
+        self,
+        high: Tensor,
+        low: Tensor,
+        a: Tensor,
+        b: Tensor,
+        bits: int,
+        first: bool,
+        last: bool,
     ) -> None:
         from codetta.backends.cuda.short_sum import short_sum_
 
         with _on(a.device):
-            if not (_is_carried(a, b, ()) and short_sum_(high, low, a, b, first, last)):
-                REFERENCE.gemm_short_sum_(high, low, a, b, first, last)
+            if not (_is_carried(a, b, ()) and short_sum_(high, low, a, b, bits, first, last)):
+                REFERENCE.gemm_short_sum_(high, low, a, b, bits, first, last)
 
     # ---- binding
     def setting(self) -> Key:

@@ -29,7 +29,7 @@ try:
     from cutlass import Float32, Int32
     from cutlass._mlir.extras import types as mlir_types
     from cutlass._mlir_helpers.arith import bitcast
-    from quack import layout_utils
+    from quack import copy_utils, layout_utils
     from quack.blockscaled.nvfp4_utils import prmt
     from quack.compile_utils import make_fake_tensor
     from quack.epilogue.frontend import EpiMod
@@ -51,6 +51,7 @@ __all__ = [
     "bitcast_int32",
     "bitcast_number",
     "build",
+    "copy_utils",
     "cute",
     "cutlass",
     "epilogue",

@@ -1,4 +1,5 @@
-"""What a chunk of the loss head does row by row around its products: one launch before, one after.
+"""What the loss head does row by row around its products: one launch before all chunks, and one in
+each after its first product.
 
 In PyTorch these are some 25 kernels and a gathered copy of the weight's rows, as large as x.
 Definitions and meaning: :mod:`codetta.loss.shifted`.
