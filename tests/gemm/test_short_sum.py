@@ -135,6 +135,28 @@ def test_in_memory_with_gaps(backend, bits):
     assert wide[:, :3].count_nonzero() == 0 == bytes_[:, 42:].count_nonzero()
 
 
+@pytest.mark.parametrize(
+    ("tile", "replaced"),
+    [((192, 192, False, 1, 1), True), ((128, 176, True, 1, 1), True), ((192, 128, False), False),
+     ((192, 128, True), False), ((128, 128, True, 1, 1, 8, 16), True)],
+    ids=str,
+)  # fmt: skip
+def test_a_tile_that_would_part_a_byte_is_replaced(tile, replaced):
+    from helpers.emulation import emulated
+
+    from codetta.backends.cuda import short_sum
+    from codetta.backends.cuda.configs import Configuration
+
+    high, (a, b) = torch.empty(300, 264, dtype=torch.bfloat16), operands((300, 264, 64), 1)[0]
+    config = Configuration(*tile)
+    with emulated():
+        for bits, other in ((20, replaced), (24, False)):
+            low = torch.empty(300, low_columns(264, bits), dtype=torch.uint8)
+            made = short_sum.call(short_sum.FIRST, high, low, a, b, bits, config)
+            assert (made.config != config) == other
+            assert not other or (made.config.tile, made.config.epi_n) == ((128, 128), 0)
+
+
 @pytest.mark.cuda
 def test_all_tiles_agree_where_the_bits_lie(gpu, bits):
     """One product puts them there in one tile and the next finds them in another."""
@@ -142,12 +164,11 @@ def test_all_tiles_agree_where_the_bits_lie(gpu, bits):
     from codetta.backends.cuda.configs import Configuration
 
     tiles = [(128, 128, True, 1, 2), (192, 128, True, 1, 2), (256, 128, False), (128, 256, False),
-             (64, 128, True, 1, 1), (192, 192, False, 1, 1), (128, 160, True, 2, 1)]  # fmt: skip
+             (64, 128, True, 1, 1), (192, 128, False, 1, 1), (128, 160, True, 2, 1)]  # fmt: skip
     parts = [(a.to(gpu), b.to(gpu)) for a, b in operands((520, 456, 96), 6, "tn")]
     (m, _), n = parts[0][0].shape, parts[0][1].shape[1]
-    low = torch.empty(m, 464 if bits == 24 else 240, dtype=torch.uint8, device=gpu)[
-        :, : low_columns(n, bits)
-    ]
+    pitched = torch.empty(m, 464, dtype=torch.uint8, device=gpu)
+    low = pitched[:, : low_columns(n, bits)]
     for i, tile in enumerate(tiles):
         high = torch.empty(m, n, dtype=torch.bfloat16, device=gpu)
         for j, (a, b) in enumerate(parts):

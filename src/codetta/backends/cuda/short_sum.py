@@ -132,8 +132,8 @@ def call(
         sizes, index = (a.shape[0], b.shape[1], a.shape[1]), a.device.index
         config = choose(lowered, *sizes, layout_of(a, b), device=index, operands=read)
         assert config is not None
-    if bits == 20:  # whole groups of 32 columns at a time
-        config = replace(config, tile_n=config.tile_n // 32 * 32, epi_n=0)
+    if bits == 20 and not _packs(config):
+        config = replace(config, tile_m=128, tile_n=128, pingpong=True, epi_n=0)
     c = high if read else None
     arguments = ({"p1": low} if read else {}) | ({} if kind == LAST else {"o0": low})
     options = fp8_options(a) | {"program": "gemm_short_sum_"}
@@ -142,6 +142,13 @@ def call(
         shown = dict.fromkeys(arguments, high.view(torch.uint8)[:, : high.shape[1]])
     plan = plans.kernel(lowered.source, config, a, b, high, c, shown, **options)
     return Call(lowered, config, plan, (a, b, high, c, arguments))
+
+
+def _packs(config: Configuration) -> bool:
+    """Whether a thread has both columns that share a byte: the epilogue takes 32 at a time, and no
+    two warp groups share them."""
+    halved = not config.pingpong and (config.tile_m, config.tile_n > 128) == (192, True)
+    return config.tile_n % 32 == 0 and not config.epi_n and not halved and config.tile_m <= 256
 
 
 def short_sum_(
