@@ -46,8 +46,8 @@ MODELS = f"""
 
 A training step of Hugging Face models with random weights, bf16 (`benchmarks/llama.py`): 'step' is
 forward + backward with the loss, 'decoder' the same without head and loss. Times are medians in ms
-per step. Ratios are to CODA in the same process, medians of per-round ratios with a 95 % bootstrap
-interval; rows of another process say so, and their times are not to be compared with the others.
+per step. Ratios are to CODA in the same process (without logits where the model with them did not
+run), medians of per-round ratios with a 95 % bootstrap interval; rows of another process say so, and their times are not to be compared with the others.
 Peak memory is above the weights, gradients included. The last two columns are ‖difference to
 eager‖ / ‖eager‖ of the output (of a step its loss) and, the largest, of the gradients of a few
 weights; eager's own row is a second step of it. A contender that is more than {llama.WRONG} away is
@@ -273,13 +273,14 @@ def model_rows(record: dict[str, Any], mark: str) -> list[tuple[str, ...]]:
     # not `any(x > ...)`: NaN is wrong, too
     wrong = [n for n, d in differences.items() if not all(x <= llama.WRONG for x in d.values())]
     right = {n: t for n, t in record["times_ms"].items() if n not in wrong}
-    summary = llama.summary({**record, "times_ms": right})
+    right_record = {**record, "times_ms": right}
+    summary, base = llama.summary(right_record), llama.base(right_record)
     for name, difference in differences.items():
         if name in wrong:
             cells = ("", "wrong", "")
         elif name in summary:
             r = summary[name]
-            ratio = (1.0, 1.0, 1.0) if name == "CODA" else r["speedup"]
+            ratio = (1.0, 1.0, 1.0) if name == base else r["speedup"]
             memory = f"{r['gib']:.2f}" if r["gib"] else ""
             cells = (f"{r['ms']:.2f}", interval(ratio), memory)
         else:  # failed after its first step

@@ -219,6 +219,14 @@ def test_run_writes_one_file_per_part_and_resumes(tmp_path, capsys):
     assert "ms / CODA's" in capsys.readouterr().out
 
 
+def test_ratios_are_to_coda_or_to_its_first_option_that_ran():
+    times = {"eager": [2.0], "CODA, no logits": [1.0], "CODA": [4.0]}
+    assert llama.base({"times_ms": times}) == "CODA"
+    del times["CODA"]
+    assert llama.base({"times_ms": times}) == "CODA, no logits"
+    assert llama.base({"times_ms": {"eager": [2.0]}}) is None
+
+
 def test_a_part_is_not_begun_without_time(tmp_path, capsys):
     llama.main(["--out", str(tmp_path), "--tiny", "--budget", "-1"])
     assert "not begun" in capsys.readouterr().out and not list(tmp_path.iterdir())
