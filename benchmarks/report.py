@@ -44,14 +44,15 @@ gradients: two correct bf16 computations differ by some 0.01.
 MODELS = f"""
 ## Whole models
 
-A training step of Hugging Face models with random weights, bf16 (`benchmarks/llama.py`): 'step' is
-forward + backward with the loss, 'decoder' the same without head and loss. Times are medians in ms
-per step. Ratios are to CODA in the same process (without logits where the model with them did not
-run), medians of per-round ratios with a 95 % bootstrap interval; rows of another process say so, and their times are not to be compared with the others.
-Peak memory is above the weights, gradients included. The last two columns are ‖difference to
-eager‖ / ‖eager‖ of the output (of a step its loss) and, the largest, of the gradients of a few
-weights; eager's own row is a second step of it. A contender that is more than {llama.WRONG} away is
-marked as wrong: its time and memory do not count, since what it leaves out would look like speed.
+A training step of Hugging Face models with random weights, bf16 (`benchmarks/llama.py`): 'step'
+is forward + backward with the loss, 'decoder' the same without head and loss. Times are medians
+in ms per step. Ratios are to CODA in the same process (without logits where the model with them
+did not run), medians of per-round ratios with a 95 % bootstrap interval; rows of another
+process say so, and their times are not to be compared with the others. Peak memory is above the
+weights, gradients included. The last two columns are ‖difference to eager‖ / ‖eager‖ of the
+output (of a step its loss) and, the largest, of the gradients of a few weights; eager's own row
+is a second step of it. A contender that is more than {llama.WRONG} away is marked as wrong: its
+time and memory do not count, since what it leaves out would look like speed.
 """
 KERNELS = """
 ## Kernel by kernel
