@@ -41,7 +41,8 @@ def _logits(x, w, bias, rows, r, v0, scale, words, width, x_stride, w_stride, BI
     return tl.where(inside, z * scale, float("-inf")), columns, inside
 
 
-@triton.jit
+# Where a chunk begins decides how its numbers per row are aligned; that must not compile anew.
+@triton.jit(do_not_specialize_on_alignment=["base", "total"])
 def _repair(x, w, bias, rows, e, base, total, new_base, new_total, scale, limit, words, width,
             x_stride, w_stride, e_stride, BIAS: tl.constexpr, ROWS: tl.constexpr,
             COLUMNS: tl.constexpr, DEPTH: tl.constexpr):  # fmt: skip
