@@ -31,8 +31,9 @@ from codetta.ops import run_gemm, run_pointwise
 
 #: The largest Σ e^(z − b) that is left as it is.
 LIMIT = 2.0**64
-#: Columns whose largest logit bounds the shift from below.
-SAMPLED = 64
+#: Columns whose largest logit bounds the shift from below, and the least distance between them: the
+#: samples of all tokens must not be most of the logits where the vocabulary is small.
+SAMPLED, APART = 64, 8
 #: The least shift: finite where no logit is.
 FLOOR = -(2.0**100)
 
@@ -89,7 +90,7 @@ def shifts(part: Head) -> Tensor:
     Of all tokens at once: the product with the sampled columns is narrow, and few rows of it would
     leave most of the processors without work.
     """
-    step = max(1, len(part.weight) // SAMPLED)
+    step = max(APART, len(part.weight) // SAMPLED)
     sampled = part.x @ part.weight[: step * SAMPLED : step].t()
     if _fused(part):
         from codetta.backends.cuda.triton_shift import shift
