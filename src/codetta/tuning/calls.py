@@ -130,7 +130,8 @@ def _code() -> str:
     """Hash of what is compiled into kernels beside their generated source."""
     from codetta.backends import cuda
 
-    files = (Path(cuda.__file__).with_name(f"{name}.py") for name in ("operations", "quack"))
+    names = ("operations", "quack", "short_sum_operations")
+    files = (Path(cuda.__file__).with_name(f"{name}.py") for name in names)
     return hashlib.sha256(b"".join(f.read_bytes() for f in files)).hexdigest()
 
 

@@ -35,7 +35,7 @@ _SOURCE = '''\
 """A sum in {bits} bits; a and b in {operand}; {kind}."""
 
 from quack.epilogue.frontend import EpiMod
-from codetta.backends.cuda.operations import (
+from codetta.backends.cuda.short_sum_operations import (
     NibbleLoad, NibbleStore, ThirdByteLoad, ThirdByteStore, both_lanes, joined,
     rounded_to_20_bits, upper_half,
 )
