@@ -7,9 +7,9 @@
 A family is what the lowering makes of a program: the epilogue's form, the kinds of what it loads,
 its reductions, stores of another width. Of each family the first program of the catalog or the test
 cases is run on ragged sizes, so that out-of-bounds lanes exist; then kernels without a GEMM,
-accumulation in place, and a decoder segment forward and backward (weight preparation, finalizers,
-rotary backward). Every case is checked against fp64 by the error budget; one line per case, and the
-exit status.
+accumulation in place, the loss head by each schedule, and a decoder segment forward and backward
+(weight preparation, finalizers, rotary backward). Every case is checked against fp64 by the error
+budget; one line per case, and the exit status.
 """
 
 from __future__ import annotations
@@ -22,7 +22,14 @@ from functools import partial
 
 import cuda_items
 import torch
-from cuda_items import accumulate_check, gemm_check, pointwise_check, segment_check
+from cuda_items import (
+    HEADS,
+    accumulate_check,
+    gemm_check,
+    head_check,
+    pointwise_check,
+    segment_check,
+)
 from helpers.cases import CASES
 
 from codetta import programs
@@ -73,6 +80,7 @@ def cases() -> list[Case]:
     found += [
         (f"accumulate into {d}", partial(accumulate_check, d)) for d in (torch.float32, dtype)
     ]
+    found += [(f"loss head, {name}", partial(head_check, name)) for name in HEADS]
     for part in (ENTRY, MIDDLE, EXIT):
         spec = Spec(part, 64, 96, 4, 2, 16, 16)
         found.append((f"segment {part}", partial(segment_check, spec, 77, dtype)))

@@ -34,6 +34,36 @@ def test_sanitizer_cases_run_and_report(capsys):
     assert sanitize.main(["--cpu", "--only", "segment entry"]) == 0
 
 
+def test_sanitizer_cases_go_every_way_through_the_loss_head(monkeypatch, capsys):
+    from codetta.loss import shifted, sums
+
+    bits, rows = [], []
+    inner, repaired = sums.run_gemm_short_sum_, shifted.repaired
+
+    def noted(high, low, a, b, n, **kinds):
+        bits.append(n)
+        inner(high, low, a, b, n, **kinds)
+
+    def watched(part, e, base, total):
+        rows.append(int((total > shifted.LIMIT).sum()))
+        return repaired(part, e, base, total)
+
+    monkeypatch.setattr(sums, "run_gemm_short_sum_", noted)
+    monkeypatch.setattr(shifted, "repaired", watched)
+    assert sanitize.main(["--cpu", "--only", "loss head"]) == 0
+    assert set(bits) == {20, 24} and set(rows) == {0, 1}
+    assert capsys.readouterr().out.count("ok ") == len(cuda_items.HEADS)
+
+
+def test_a_wrong_loss_head_is_reported(monkeypatch, capsys):
+    from codetta.loss import shifted
+
+    right = shifted.of_x
+    monkeypatch.setattr(shifted, "of_x", lambda *given: right(*given) * 1.1)
+    assert sanitize.main(["--cpu", "--only", "loss head, forward, 20"]) == 1
+    assert "wrong" in capsys.readouterr().out
+
+
 def test_wrong_kernel_is_reported(monkeypatch, capsys):
     import codetta
 
