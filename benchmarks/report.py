@@ -273,9 +273,8 @@ def model_rows(record: dict[str, Any], mark: str) -> list[tuple[str, ...]]:
     differences = record["relative_difference_to_eager"]
     # not `any(x > ...)`: NaN is wrong, too
     wrong = [n for n, d in differences.items() if not all(x <= llama.WRONG for x in d.values())]
-    right = {n: t for n, t in record["times_ms"].items() if n not in wrong}
-    right_record = {**record, "times_ms": right}
-    summary, base = llama.summary(right_record), llama.base(right_record)
+    right = record | {"times_ms": {n: t for n, t in record["times_ms"].items() if n not in wrong}}
+    summary, base = llama.summary(right), llama.base(right)
     for name, difference in differences.items():
         if name in wrong:
             cells = ("", "wrong", "")

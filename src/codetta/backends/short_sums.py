@@ -15,7 +15,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-BITS = (24, 20)
 _GROUP = 32  # columns whose four bits are packed together
 
 

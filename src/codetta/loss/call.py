@@ -88,9 +88,10 @@ def linear_cross_entropy(
             those that take at most ``memory_limit`` bytes (1 GiB) beside inputs and gradients, see
             :mod:`codetta.loss.plan`.
         accum_dtype: what dW = Σ over chunks of tokens of dzᵀ x is summed in before it is rounded.
-            None: in fp32 (fp64 for fp64 x), or of bf16 tensors in 24 bits, fp32 without its last
-            byte, where an fp32 sum (4 V D bytes) does not fit into ``memory_limit`` or costs time;
-            that adds nothing to the error that can be measured, see :mod:`codetta.loss.plan`.
+            None: in fp32 (fp64 for fp64 x), or of bf16 tensors in the upper 24 or 20 bits of fp32,
+            where a sum of more bits (4 V D bytes in fp32) does not fit into ``memory_limit`` or
+            costs time; that adds nothing to the error that can be measured, see
+            :mod:`codetta.loss.plan`.
             torch.float32: never in less than fp32, at any price.
 
     Returns:

@@ -50,7 +50,8 @@ MEMORY_LIMIT = 1 << 30
 #: Dense 16-bit tensor-core rate and memory bandwidth that an H200 sustains, and a kernel's launch.
 FLOPS_PER_SECOND, BYTES_PER_SECOND, LAUNCH_SECONDS = 7.0e14, 4.0e12, 5e-6
 #: What an epilogue that adds to a sum takes per element, whatever its bits are: a product over 1024
-#: tokens was 1.22 or 1.23 times the plain one on an H200, over 2048 0.97 to 1.07.
+#: tokens was 1.22 or 1.23 times the plain one on an H200, over 2048 0.97 to 1.07 (17b6632,
+#: benchmarks/results/2026-12-03-h200-4/sustained_sum24.json).
 SUM_SECONDS = 3.5e-12
 #: A kernel hides all but this share of the smaller of its two times.
 UNHIDDEN = 0.1

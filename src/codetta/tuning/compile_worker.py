@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 
 #: What the mainloop of each architecture multiplies with.
 TENSOR_OPS = r"\b(?:HGMMA|QGMMA|UTCHMMA|UTCQMMA)\b"
-#: How the text of a job begins that is a sum in 24 bits.
-#: "sum24 first" and the like: bits and kind of a sum.
+#: Text of a job that is a short sum, such as "sum24 first": its bits and kind.
 SHORT_SUM = re.compile(r"sum(\d+) (\w+)")
 #: Stages of the last compiled kernel.
 _STAGES: list[int] = []
